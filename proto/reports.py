@@ -1,0 +1,57 @@
+"""Signs of life: every process's each second, a worker's with its load."""
+
+from typing import Literal
+
+from proto.roles import Role, WorkerState
+from proto.struct import WireStruct
+
+ProcessKind = Literal["frontend", "router", "worker", "launcher"]
+
+
+class Beat(WireStruct, frozen=True, tag="beat"):
+    process: str
+    kind: ProcessKind
+    incarnation: str
+    is_leaving: bool = False
+
+
+class LoadReport(WireStruct, frozen=True, tag="load"):
+    """A worker's beat: what it carries, how fast it is, and what it has heard.
+
+    Units: `prefill_rate` uncached prompt tokens a second while prefilling; `decode_step_s` seconds a decode
+    step (0 until measured, for both); `waiting_tokens` prompt tokens promised and not yet computed here;
+    `job_tokens` the same of remote prefill jobs taken. Blocks: total = free + active + granted + quarantined,
+    and `cached_blocks` of the free ones hold reusable KV. `decisions` maps a router to the number of its last
+    decision that this report includes; `last_event` is the number of the last KV event published.
+    """
+
+    worker: str
+    model: str
+    incarnation: str
+    epoch: int
+    role: Role
+    state: WorkerState
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_tokens: int = 0
+    num_jobs: int = 0
+    job_tokens: int = 0
+    max_sequences: int = 0
+    total_blocks: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    granted_blocks: int = 0
+    quarantined_blocks: int = 0
+    prefill_rate: float = 0.0
+    decode_step_s: float = 0.0
+    hit_tokens: int = 0
+    prompt_tokens: int = 0
+    last_event: int = 0
+    decisions: dict[str, int] = {}
+
+
+AnyBeat = Beat | LoadReport
+
+
+def process_of(beat: AnyBeat) -> str:
+    return beat.worker if isinstance(beat, LoadReport) else beat.process

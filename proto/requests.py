@@ -1,0 +1,126 @@
+"""A request on its way from a frontend through a router to a worker, in tokens only."""
+
+from typing import Literal
+
+from proto.errors import Fault
+from proto.struct import WireStruct
+
+MAX_SEED = (1 << 63) - 1
+
+
+class Sampling(WireStruct, frozen=True):
+    """How the next token is drawn.
+
+    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off. The frontend always sets `seed`, also when
+    the client gave none, so that an attempt elsewhere draws as this one would have.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+class Stopping(WireStruct, frozen=True):
+    """When a sequence ends. Stop strings are text, and so the frontend's.
+
+    Units: `max_tokens` counts all tokens generated for the request, over all attempts.
+    """
+
+    max_tokens: int
+    stop_tokens: list[int] = []
+    ignore_eos: bool = False
+
+
+class GenerateRequest(WireStruct, frozen=True):
+    """One attempt at a request.
+
+    `prompt` and `generated` are packed tokens (see `tokens`); `generated` is what earlier attempts gave, and
+    `offset` its length: the attempt's first frame begins there. `client` is the frontend whose stream subject
+    takes the frames. `exclude` names workers not to be chosen. Only a frontend issues attempts.
+
+    Units: `deadline_s` seconds left for the whole request when this was sent.
+    """
+
+    request: str
+    attempt: int
+    model: str
+    client: str
+    prompt: bytes
+    sampling: Sampling
+    stopping: Stopping
+    deadline_s: float
+    offset: int = 0
+    generated: bytes = b""
+    salt: str = ""
+    priority: int = 0
+    exclude: list[str] = []
+
+
+class Decision(WireStruct, frozen=True):
+    """A router's choice. `number` counts the choices of this router's incarnation.
+
+    Units: `prefix_tokens` tokens that the router believes cached at the worker; `cost_s` the score.
+    """
+
+    router: str
+    number: int
+    worker: str
+    epoch: int
+    prefix_tokens: int
+    cost_s: float = 0.0
+    policy: str = "kv"
+
+
+class RoutedRequest(WireStruct, frozen=True):
+    request: GenerateRequest
+    decision: Decision
+
+
+class Routed(WireStruct, frozen=True, tag="routed"):
+    """A worker has taken the request; its frames are on their way."""
+
+    decision: Decision
+
+
+class Queued(WireStruct, frozen=True, tag="queued"):
+    """Held at this router until a worker has room. Units: `wait_s` expected."""
+
+    router: str
+    wait_s: float
+
+
+class Refused(WireStruct, frozen=True, tag="refused"):
+    """An answer, with its reason."""
+
+    fault: Fault
+
+
+RouteReply = Routed | Queued | Refused
+
+
+class Accepted(WireStruct, frozen=True, tag="accepted"):
+    """The worker's word to the router; its word to the frontend is the first frame."""
+
+    worker: str
+
+
+GenerateReply = Accepted | Refused
+
+
+class Choice(WireStruct, frozen=True):
+    """A choice as the other routers hear it.
+
+    `hashes` are the prompt's block hashes, 16 bytes each, which the worker will hold soon.
+    Units: `new_tokens` uncached tokens promised to the worker.
+    """
+
+    decision: Decision
+    request: str
+    model: str
+    new_tokens: int
+    hashes: bytes = b""
+
+
+FinishReason = Literal["stop", "length", "cancelled"]
+PrefillPlace = Literal["local", "remote"]

@@ -1,0 +1,65 @@
+"""A request's way back: frames from workers to the frontend that asked.
+
+A frame says which tokens lie at which offset of the answer, so a reader can tell a gap, a repetition and an
+older attempt from what it awaits, whatever the bus lost or doubled.
+"""
+
+from proto.errors import Fault
+from proto.requests import FinishReason, PrefillPlace
+from proto.struct import PackedStruct, WireStruct
+
+
+class End(PackedStruct, frozen=True):
+    """The end of an attempt: a finish reason, or a fault; never both.
+
+    Units: `cached_tokens` prompt tokens served from a prefix cache; `prefill_s` from acceptance to the first
+    token.
+    """
+
+    finish: FinishReason | None
+    fault: Fault | None = None
+    cached_tokens: int = 0
+    prefill: PrefillPlace = "local"
+    prefill_worker: str = ""
+    prefill_s: float = 0.0
+
+
+class Frame(PackedStruct, frozen=True):
+    """A piece of a stream. The first frame of an attempt has no tokens: it says that the worker has accepted.
+
+    `offset` counts generated tokens of the request before this frame's first; `tokens` are packed.
+    """
+
+    request: str
+    attempt: int
+    offset: int
+    tokens: bytes = b""
+    end: End | None = None
+
+
+class StepFrames(WireStruct, frozen=True, tag="frames"):
+    """All frames of one engine step for one client."""
+
+    worker: str
+    incarnation: str
+    frames: list[Frame]
+
+
+class LiveOffset(PackedStruct, frozen=True):
+    """How far an attempt is; `has_ended` tells a reader who lacks the end to ask for a resend."""
+
+    request: str
+    attempt: int
+    offset: int
+    has_ended: bool = False
+
+
+class LiveOffsets(WireStruct, frozen=True, tag="offsets"):
+    """Each second: every attempt that this worker serves this client, or that is not acknowledged yet."""
+
+    worker: str
+    incarnation: str
+    offsets: list[LiveOffset]
+
+
+StreamMessage = StepFrames | LiveOffsets

@@ -1,0 +1,93 @@
+"""Every subject on the bus: `kvmesh.{ns}.…`, one function each.
+
+Namespaces and ids are checked where they are made (`names.check_id`); model names are escaped here.
+"""
+
+from proto.names import escape
+
+ANY = "*"
+
+
+def openai(ns: str, endpoint: str) -> str:
+    """Any NATS client -> frontends (queue group): OpenAI JSON."""
+    return f"kvmesh.{ns}.openai.{endpoint}"
+
+
+def route(ns: str, model: str) -> str:
+    """Frontend -> routers (queue group), request/reply: `GenerateRequest` -> `RouteReply`."""
+    return f"kvmesh.{ns}.route.{escape(model)}"
+
+
+def route_any(ns: str) -> str:
+    """What a router of every model subscribes to."""
+    return f"kvmesh.{ns}.route.{ANY}"
+
+
+def router_control(ns: str, router: str) -> str:
+    return f"kvmesh.{ns}.router.{router}.control"
+
+
+def choice(ns: str, model: str) -> str:
+    """Routers -> routers: `Choice`."""
+    return f"kvmesh.{ns}.choice.{escape(model)}"
+
+
+def choice_any(ns: str) -> str:
+    return f"kvmesh.{ns}.choice.{ANY}"
+
+
+def worker_generate(ns: str, worker: str) -> str:
+    """Router -> worker, request/reply: `RoutedRequest` -> `GenerateReply`."""
+    return f"kvmesh.{ns}.worker.{worker}.generate"
+
+
+def worker_control(ns: str, worker: str) -> str:
+    """Anyone -> worker, request/reply: `ControlRequest` -> `ControlReply`."""
+    return f"kvmesh.{ns}.worker.{worker}.control"
+
+
+def stream(ns: str, client: str) -> str:
+    """Workers -> one frontend: `StreamMessage`."""
+    return f"kvmesh.{ns}.stream.{client}"
+
+
+def kv(ns: str, worker: str) -> str:
+    """Worker -> routers: `KvEvents`."""
+    return f"kvmesh.{ns}.kv.{worker}"
+
+
+def kv_any(ns: str) -> str:
+    return f"kvmesh.{ns}.kv.{ANY}"
+
+
+def beat(ns: str, process: str) -> str:
+    """Every process -> all who care: `AnyBeat`."""
+    return f"kvmesh.{ns}.beat.{process}"
+
+
+def beat_any(ns: str) -> str:
+    return f"kvmesh.{ns}.beat.{ANY}"
+
+
+def prefill(ns: str, model: str) -> str:
+    """Decode -> prefill, JetStream work queue: `PrefillJob`."""
+    return f"kvmesh.{ns}.prefill.{escape(model)}"
+
+
+def prefill_any(ns: str) -> str:
+    return f"kvmesh.{ns}.prefill.{ANY}"
+
+
+def prefill_stream(ns: str) -> str:
+    """The name of the JetStream stream behind `prefill`."""
+    return f"KVMESH_{ns}_PREFILL"
+
+
+def objects_bucket(ns: str) -> str:
+    """The name of the object store that holds tokenizer files."""
+    return f"KVMESH_{ns}_OBJECTS"
+
+
+def last_token(subject: str) -> str:
+    """The id at the end of a subject such as `beat` or `kv`."""
+    return subject.rpartition(".")[2]
