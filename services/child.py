@@ -1,0 +1,84 @@
+"""A child process that cannot outlive this one: spawned, waited for without polling, ended for certain.
+
+The kernel kills the child when the *thread* that spawned it ends (`PR_SET_PDEATHSIG`), so `spawn_child` is
+called from a thread that lives as long as the process: the main one. The signal is set by a few lines of
+Python between fork and the real program, not by a `preexec_fn`, which may deadlock in a process with threads.
+A child has a session of its own: Ctrl-C in a terminal reaches the parent alone, which ends its children in
+its own order.
+"""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_EXEC = (
+    "import ctypes,os,sys;"
+    "ctypes.CDLL(None).prctl(1,9);"
+    "os.getppid()==int(sys.argv[1]) or os._exit(1);"
+    "os.execvp(sys.argv[2],sys.argv[2:])"
+)
+
+
+def spawn_child(
+    argv: Sequence[str | Path], *, log: Path, environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts `argv`; what it prints is appended to `log`. The pid stays that of `argv` itself."""
+    command = [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), *map(str, argv)]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environ,
+            start_new_session=True,
+        )
+
+
+def wait_child(child: subprocess.Popen[bytes], limit_s: float) -> int | None:
+    """The exit code of `child` once it has ended (negative: the signal), None when `limit_s` passed first."""
+    if child.poll() is None:
+        pidfd = os.pidfd_open(child.pid)
+        try:
+            ended = select.poll()
+            ended.register(pidfd, select.POLLIN)
+            ended.poll(limit_s * 1000)
+        finally:
+            os.close(pidfd)
+    return child.poll()
+
+
+async def wait_child_ended(child: subprocess.Popen[bytes]) -> int:
+    """The exit code of `child`, once it has ended.
+
+    Cancel: leaves the child as it is.
+    """
+    if child.poll() is None:
+        await _readable(os.pidfd_open(child.pid))
+    return child.wait()
+
+
+async def _readable(pidfd: int) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def end_child(child: subprocess.Popen[bytes], limit_s: float) -> int:
+    """Asks `child` to end, kills it when it has not after `limit_s`, and reaps it; a stopped one is woken."""
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGCONT)
+        if wait_child(child, limit_s) is None:
+            child.kill()
+    return child.wait()

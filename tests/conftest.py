@@ -1,0 +1,58 @@
+"""Real servers for every test: one nats-server and one etcd for all, private ones where a test hurts them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from proto.names import new_id
+from services.servers import Server, start_etcd, start_nats
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A nats-server with JetStream that all tests share and none may stop; keep to your `namespace`."""
+    server = start_nats(tmp_path_factory.mktemp("nats"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An etcd that all tests share and none may stop; keep to your `namespace`."""
+    server = start_etcd(tmp_path_factory.mktemp("etcd"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A namespace that no other test has, so that one server serves them all."""
+    return f"test-{new_id()}"
+
+
+@pytest.fixture
+def make_nats(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """`make_nats(jetstream=True)`: a nats-server of this test's own, to kill, suspend or restart."""
+    with ExitStack() as stack:
+
+        def make(*, jetstream: bool = True) -> Server:
+            server = start_nats(tmp_path / f"nats-{new_id()}", jetstream=jetstream)
+            stack.callback(server.stop)
+            return server
+
+        yield make
+
+
+@pytest.fixture
+def make_etcd(tmp_path: Path) -> Iterator[Callable[[], Server]]:
+    """`make_etcd()`: an etcd of this test's own, to kill, suspend or restart."""
+    with ExitStack() as stack:
+
+        def make() -> Server:
+            server = start_etcd(tmp_path / f"etcd-{new_id()}")
+            stack.callback(server.stop)
+            return server
+
+        yield make
