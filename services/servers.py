@@ -107,7 +107,7 @@ class Server:
         self.process.wait()
 
     def restart(self) -> None:
-        """Starts an ended server again, on the same port with the data it finds, and waits until it is ready."""
+        """Starts an ended server again, on the same port with the data it finds; waits until it is ready."""
         self.spawn()
         self.wait_ready()
 
