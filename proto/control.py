@@ -99,6 +99,9 @@ class AskHolding(WireStruct, frozen=True, tag="ask_holding"):
 
 
 class Holding(WireStruct, frozen=True, tag="holding"):
+    """Of the grants asked about, those held by this incarnation. Another incarnation's word proves nothing."""
+
+    incarnation: str
     grants: list[str]
 
 
