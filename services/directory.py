@@ -1,0 +1,189 @@
+"""The directory: who exists. Keys with revisions, leased keys, transactions and watches, over etcd."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import Annotated
+
+import msgspec
+
+from proto.errors import Conflict, DeadlineExceeded, Disconnected, InvalidSetting
+from services.backoff import Backoff
+from services.etcd import Entry, EtcdClient, Guard, Put, Refusal, open_channel
+from services.etcd_endpoint import find_stranger
+from services.lease import LeaseKeeper
+from services.tasks import open_tasks
+from services.watch import Change, Changed, Listed, Removed, follow_prefix
+
+__all__ = [
+    "Change",
+    "Changed",
+    "Directory",
+    "DirectorySettings",
+    "Entry",
+    "Guard",
+    "Listed",
+    "Put",
+    "Removed",
+    "open_directory",
+]
+
+
+_log = logging.getLogger(__name__)
+
+
+class DirectorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How etcd is reached."""
+
+    endpoints: Annotated[
+        list[str],
+        msgspec.Meta(description="host:port of each etcd member; one name may stand for many", min_length=1),
+    ] = msgspec.field(default_factory=lambda: ["127.0.0.1:2379"])
+    lease_ttl_s: Annotated[
+        int, msgspec.Meta(description="seconds that a silent process's keys stay in the directory", ge=1)
+    ] = 10
+    connect_limit_s: Annotated[
+        float, msgspec.Meta(description="seconds a starting process waits for etcd", gt=0)
+    ] = 30.0
+    rpc_limit_s: Annotated[float, msgspec.Meta(description="seconds for one call of etcd", gt=0)] = 5.0
+
+
+class Directory:
+    """An open directory. A failed write may have happened: read again, or guard the next one.
+
+    Raises, from every call:
+        Disconnected: etcd is out of reach.
+        DeadlineExceeded: no answer in time.
+    """
+
+    def __init__(self, client: EtcdClient, keeper: LeaseKeeper) -> None:
+        self._client = client
+        self._keeper = keeper
+        self.listeners = client.listeners  # called with `is_connected` whenever it changes
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether etcd answered the last call; the lease makes one each second, or more often."""
+        return self._client.is_connected
+
+    @property
+    def lease_id(self) -> int:
+        """The lease now held; 0 while there is none."""
+        return self._keeper.lease_id
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._client.get(key)
+
+    async def list(self, prefix: str) -> list[Entry]:
+        """Every entry under `prefix`, in the order of keys, as at one moment."""
+        return (await self._client.list(prefix)).entries
+
+    async def put(self, key: str, value: bytes) -> int:
+        """The revision of the change."""
+        return await self.transact((), (Put(key, value),))
+
+    async def delete(self, key: str) -> None:
+        """Removes `key`; nothing when it does not exist."""
+        await self._client.write((), (key,))
+
+    async def create(self, key: str, value: bytes) -> bool:
+        """Puts `key` if it does not exist; whether it did."""
+        try:
+            await self.transact((Guard(key, 0),), (Put(key, value),))
+        except Conflict:
+            return False
+        return True
+
+    async def swap(self, key: str, value: bytes, revision: int) -> int:
+        """Puts `key` if its last change was at `revision`.
+
+        Raises:
+            Conflict: somebody changed it.
+        """
+        return await self.transact((Guard(key, revision),), (Put(key, value),))
+
+    async def transact(self, guards: Sequence[Guard], puts: Sequence[Put]) -> int:
+        """All `puts` at one revision, if all `guards` hold.
+
+        Raises:
+            Conflict: a guard did not hold; nothing was changed.
+        """
+        result = await self._client.transact(guards, puts)
+        if isinstance(result, Refusal):
+            raise Conflict(key=result.key)
+        return result
+
+    async def own(self, key: str, value: bytes) -> int:
+        """`key` holds `value` while this process lives, whatever becomes of etcd; again to change the value.
+
+        Raises:
+            DeadlineExceeded: etcd has it not yet; it will once it is back.
+        """
+        return await self._keeper.own(key, value)
+
+    async def disown(self, key: str) -> None:
+        """Removes an owned key. Raises as `own`."""
+        await self._keeper.disown(key)
+
+    def watch(self, prefix: str) -> AbstractAsyncContextManager[AsyncGenerator[Change, None]]:
+        """`async with directory.watch(prefix) as changes: async for change in changes: ...`"""
+        return aclosing(follow_prefix(self._client, prefix))
+
+
+@asynccontextmanager
+async def open_directory(settings: DirectorySettings) -> AsyncIterator[Directory]:
+    """A directory for the time of the body; at its end everything owned vanishes.
+
+    Raises:
+        Disconnected: no etcd within `connect_limit_s`.
+        InvalidSetting: something else listens there.
+    """
+    async with open_channel(settings.endpoints) as channel:
+        client = EtcdClient(channel, settings.rpc_limit_s)
+        await _wait_for_etcd(client, settings)
+        client.listeners.append(_log_connection)
+        keeper = LeaseKeeper(client, settings.lease_ttl_s, settings.rpc_limit_s)
+        async with open_tasks() as tasks:
+            keeping = tasks.create_task(keeper.run(), name="directory lease")
+            try:
+                yield Directory(client, keeper)
+            finally:
+                keeping.cancel()
+                await asyncio.wait((keeping,))
+                await keeper.give_up()
+
+
+def _log_connection(is_connected: bool) -> None:
+    if is_connected:
+        _log.info("etcd is back")
+    else:
+        _log.warning("etcd is out of reach; going on with what was last known")
+
+
+async def _wait_for_etcd(client: EtcdClient, settings: DirectorySettings) -> None:
+    try:
+        async with asyncio.timeout(settings.connect_limit_s):
+            await _try_until_up(client, settings.endpoints)
+    except TimeoutError as error:
+        raise Disconnected(peer=f"etcd at {', '.join(settings.endpoints)}") from error
+
+
+async def _try_until_up(client: EtcdClient, endpoints: Sequence[str]) -> None:
+    backoff = Backoff()
+    while True:
+        try:
+            await client.status(limit_s=2.0)
+        except (Disconnected, DeadlineExceeded):
+            await _refuse_strangers(endpoints)
+        else:
+            return
+        await asyncio.sleep(backoff.next_s())
+
+
+async def _refuse_strangers(endpoints: Sequence[str]) -> None:
+    for endpoint in endpoints:
+        said = await find_stranger(endpoint, limit_s=2.0)
+        if said is not None:
+            reason = f"{endpoint} is no etcd; it says {said!r}"
+            raise InvalidSetting(setting="directory.endpoints", reason=reason)
