@@ -1,0 +1,6 @@
+"""Text to tokens and back, free of I/O.
+
+Read in this order: `tokenizer` (text to tokens, token to bytes), `chat_template` (messages to text),
+`tokenize_pool` (both off the event loop, bounded), `detokenizer` (a stream's tokens to text), `stop_strings`
+(where that text ends).
+"""

@@ -1,0 +1,30 @@
+"""A stream's tokens to text, piece by piece, without ever breaking a character.
+
+`tokenizers.decoders.DecodeStream` was tried and loses a U+FFFD that the tokens truly spell, as well as all
+that is held back at the end, so the bytes are joined here and decoded by the standard library.
+"""
+
+import codecs
+from collections.abc import Iterable
+
+from frontend.text.tokenizer import TextTokenizer
+
+
+class Detokenizer:
+    """One stream's. All pushes and the flush joined are the text of all tokens, however they were cut.
+
+    Holds back at most three bytes: the beginning of a character that is not complete. The work is constant
+    for each token.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """The text that these tokens complete; U+FFFD stands for bytes that can be no character."""
+        return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, tokens)))
+
+    def flush(self) -> str:
+        """What is held back at the end: nothing, or one U+FFFD if the last character never came."""
+        return self._decoder.decode(b"", final=True)

@@ -1,0 +1,1 @@
+"""Tests of `frontend`, a file for each of its files."""
