@@ -43,10 +43,10 @@ class DirectorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     lease_ttl_s: Annotated[
         int, msgspec.Meta(description="seconds that a silent process's keys stay in the directory", ge=1)
     ] = 10
-    connect_limit_s: Annotated[
+    connect_timeout_s: Annotated[
         float, msgspec.Meta(description="seconds a starting process waits for etcd", gt=0)
     ] = 30.0
-    rpc_limit_s: Annotated[float, msgspec.Meta(description="seconds for one call of etcd", gt=0)] = 5.0
+    rpc_timeout_s: Annotated[float, msgspec.Meta(description="seconds for one call of etcd", gt=0)] = 5.0
 
 
 class Directory:
@@ -136,14 +136,14 @@ async def open_directory(settings: DirectorySettings) -> AsyncIterator[Directory
     """A directory for the time of the body; at its end everything owned vanishes.
 
     Raises:
-        Disconnected: no etcd within `connect_limit_s`.
+        Disconnected: no etcd within `connect_timeout_s`.
         InvalidSetting: something else listens there.
     """
     async with open_channel(settings.endpoints) as channel:
-        client = EtcdClient(channel, settings.rpc_limit_s)
+        client = EtcdClient(channel, settings.rpc_timeout_s)
         await _wait_for_etcd(client, settings)
         client.listeners.append(_log_connection)
-        keeper = LeaseKeeper(client, settings.lease_ttl_s, settings.rpc_limit_s)
+        keeper = LeaseKeeper(client, settings.lease_ttl_s, settings.rpc_timeout_s)
         async with open_tasks() as tasks:
             keeping = tasks.create_task(keeper.run(), name="directory lease")
             try:
@@ -163,7 +163,7 @@ def _log_connection(is_connected: bool) -> None:
 
 async def _wait_for_etcd(client: EtcdClient, settings: DirectorySettings) -> None:
     try:
-        async with asyncio.timeout(settings.connect_limit_s):
+        async with asyncio.timeout(settings.connect_timeout_s):
             await _try_until_up(client, settings.endpoints)
     except TimeoutError as error:
         raise Disconnected(peer=f"etcd at {', '.join(settings.endpoints)}") from error

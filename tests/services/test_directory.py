@@ -26,7 +26,7 @@ from services.servers import Server, reserve_port
 
 @asynccontextmanager
 async def _open(server: Server, lease_ttl_s: int = 10) -> AsyncIterator[Directory]:
-    settings = DirectorySettings(endpoints=[server.url], lease_ttl_s=lease_ttl_s, connect_limit_s=10)
+    settings = DirectorySettings(endpoints=[server.url], lease_ttl_s=lease_ttl_s, connect_timeout_s=10)
     async with open_directory(settings) as directory:
         yield directory
 
@@ -270,7 +270,7 @@ def test_a_wish_made_during_an_outage_is_granted_after_it(make_etcd: Callable[[]
     server = make_etcd()
 
     async def body() -> None:
-        settings = DirectorySettings(endpoints=[server.url], rpc_limit_s=0.2)
+        settings = DirectorySettings(endpoints=[server.url], rpc_timeout_s=0.2)
         async with open_directory(settings) as directory, directory.watch("owned/") as changes:
             await directory.own("owned/gone", b"here")
             await _until(changes, _lists("owned/gone"))
@@ -290,7 +290,7 @@ def test_a_lease_that_expired_while_etcd_was_stopped_is_taken_anew(make_etcd: Ca
     server = make_etcd()
 
     async def body() -> None:
-        settings = DirectorySettings(endpoints=[server.url], lease_ttl_s=1, rpc_limit_s=2.5)
+        settings = DirectorySettings(endpoints=[server.url], lease_ttl_s=1, rpc_timeout_s=2.5)
         async with open_directory(settings) as directory:
             await directory.own("owned", b"here")
             first_lease = directory.lease_id
@@ -369,7 +369,7 @@ async def _lease_of(server: Server) -> int:
 
 def test_no_etcd_at_all_is_disconnected_after_the_limit() -> None:
     async def body() -> None:
-        settings = DirectorySettings(endpoints=[f"127.0.0.1:{reserve_port()}"], connect_limit_s=0.5)
+        settings = DirectorySettings(endpoints=[f"127.0.0.1:{reserve_port()}"], connect_timeout_s=0.5)
         with pytest.raises(Disconnected):
             async with open_directory(settings):
                 pass
