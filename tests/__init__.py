@@ -1,0 +1,1 @@
+"""Tests, folder for folder as the code: `tests/mesh` runs whole meshes, `tests/perf` measures."""
