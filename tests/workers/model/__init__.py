@@ -1,0 +1,1 @@
+"""Tests of the transformer, against `transformers` on tiny checkpoints of every family."""

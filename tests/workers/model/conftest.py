@@ -1,0 +1,73 @@
+"""Tiny checkpoints of every family, each beside what `transformers` makes of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.tiny_model import write_tiny
+from workers.engine.torch_runner import allocate_pool
+from workers.model.batch import Chunk, build_batch
+from workers.model.config import read_config
+from workers.model.decoder import Decoder
+from workers.model.weights import load_weights
+
+CPU = torch.device("cpu")
+NUM_BLOCKS = 48
+BLOCK_SIZE = 8
+
+_LLAMA3_ROPE: dict[str, float | str] = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama"},
+    "llama with llama3 rope": {"family": "llama", "rope_scaling": _LLAMA3_ROPE},
+    "llama with linear rope": {"family": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "qwen2, tied, in shards": {"family": "qwen2", "tied": True, "shards": 3},
+    "qwen3": {"family": "qwen3"},
+    "mistral": {"family": "mistral"},
+}
+
+
+class Checkpoint:
+    """A model folder, its decoder, and a reference for both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = read_config(folder)
+        self.decoder = Decoder(self.config, load_weights(folder, self.config, CPU, torch.float32))
+        self._reference = transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+    def new_pool(self) -> torch.Tensor:
+        return allocate_pool(self.config, NUM_BLOCKS, BLOCK_SIZE, CPU, torch.float32)
+
+    def logits(self, chunks: list[Chunk], pool_NLKGPD: torch.Tensor) -> torch.Tensor:
+        return self.decoder.forward(build_batch(chunks, BLOCK_SIZE, CPU), pool_NLKGPD, None)
+
+    def reference_logits(self, tokens: list[int]) -> torch.Tensor:
+        """`logits_TV`, after each of the tokens."""
+        with torch.inference_mode():
+            logits_1TV: torch.Tensor = self._reference(torch.tensor([tokens])).logits
+        return logits_1TV[0]
+
+    def reference_greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
+        length = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens}
+        answer = self._reference.generate(torch.tensor([prompt]), do_sample=False, **length)
+        tokens: list[int] = answer[0, len(prompt) :].tolist()
+        return tokens
+
+
+@pytest.fixture(scope="session", params=_CHECKPOINTS, ids=list(_CHECKPOINTS))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint(write_tiny(tmp_path_factory.mktemp("tiny"), **_CHECKPOINTS[request.param]))
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint(write_tiny(tmp_path_factory.mktemp("llama"), "llama"))

@@ -1,0 +1,131 @@
+"""What one forward computes: the tokens of all its sequences in one run, and where their KV lies in the pool.
+
+```
+tokens_T     [ one token of each decoding sequence | chunk | chunk | ... ]
+              0 ..................... num_decodes    spans
+```
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Some tokens of one sequence, the first at position `start`; `blocks` is the sequence's block table."""
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    wants_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A chunk of more than one token: its tokens in the step, and the KV that they see."""
+
+    first: int
+    num_tokens: int
+    context: int  # tokens of the sequence in the pool once this step's are
+    block_table_W: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One step, on the device. Sequences of one token come first, the others follow as spans.
+
+    `block_table_BW` and `context_B` are those of the sequences of one token; a table shorter than W is padded
+    with its own first block, so that a sequence never reads another's KV. `stale_Y` are the places of those
+    tables, counted through all of them, that lie in a sequence's last block past its last token.
+    `logit_rows_B` are the tokens whose logits are wanted, in the order of the chunks.
+    """
+
+    tokens_T: torch.Tensor
+    positions_T: torch.Tensor
+    blocks_T: torch.Tensor
+    places_T: torch.Tensor
+    num_decodes: int
+    block_table_BW: torch.Tensor
+    context_B: torch.Tensor
+    max_context: int
+    stale_Y: torch.Tensor
+    spans: list[Span]
+    logit_rows_B: torch.Tensor
+
+
+def build_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> ForwardBatch:
+    """Lays `chunks` out for one forward. Each has at least one token, and blocks for all of them."""
+    order = sorted(range(len(chunks)), key=lambda index: len(chunks[index].tokens) > 1)
+    laid_out = [chunks[index] for index in order]
+    decodes = [chunk for chunk in laid_out if len(chunk.tokens) == 1]
+    tokens = [token for chunk in laid_out for token in chunk.tokens]
+    positions = [position for chunk in laid_out for position in _positions(chunk)]
+    blocks = [chunk.blocks[position // block_size] for chunk in laid_out for position in _positions(chunk)]
+    tokens_T, positions_T, blocks_T = _integers([tokens, positions, blocks], device).unbind()
+    tables = _padded_tables(decodes, block_size)
+    return ForwardBatch(
+        tokens_T=tokens_T,
+        positions_T=positions_T,
+        blocks_T=blocks_T,
+        places_T=positions_T % block_size,
+        num_decodes=len(decodes),
+        block_table_BW=_integers(tables, device),
+        context_B=_integers([chunk.start + 1 for chunk in decodes], device),
+        max_context=max((chunk.start + 1 for chunk in decodes), default=0),
+        stale_Y=_integers(_stale_places(decodes, tables, block_size), device),
+        spans=_spans(laid_out[len(decodes) :], len(decodes), block_size, device),
+        logit_rows_B=_integers(_logit_rows(chunks, order), device),
+    )
+
+
+def _integers(values: list[int] | list[list[int]], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+def _positions(chunk: Chunk) -> range:
+    return range(chunk.start, chunk.start + len(chunk.tokens))
+
+
+def _padded_tables(decodes: list[Chunk], block_size: int) -> list[list[int]]:
+    tables = [_used_blocks(chunk, block_size) for chunk in decodes]
+    width = max((len(table) for table in tables), default=0)
+    return [table + table[:1] * (width - len(table)) for table in tables]
+
+
+def _stale_places(decodes: list[Chunk], tables: list[list[int]], block_size: int) -> list[int]:
+    stale = []
+    for row, (chunk, table) in enumerate(zip(decodes, tables, strict=True)):
+        last = chunk.start // block_size
+        filled = chunk.start % block_size + 1
+        copies = [last] if last else range(len(table))  # a single block is also what pads its table
+        first = row * len(table)
+        stale += [
+            (first + copy) * block_size + place for copy in copies for place in range(filled, block_size)
+        ]
+    return stale
+
+
+def _used_blocks(chunk: Chunk, block_size: int) -> list[int]:
+    context = chunk.start + len(chunk.tokens)
+    return list(chunk.blocks[: -(-context // block_size)])
+
+
+def _spans(chunks: list[Chunk], first: int, block_size: int, device: torch.device) -> list[Span]:
+    spans = []
+    for chunk in chunks:
+        table_W = _integers(_used_blocks(chunk, block_size), device)
+        spans.append(Span(first, len(chunk.tokens), chunk.start + len(chunk.tokens), table_W))
+        first += len(chunk.tokens)
+    return spans
+
+
+def _logit_rows(chunks: Sequence[Chunk], order: list[int]) -> list[int]:
+    """The last token of each chunk that wants logits, found where `order` has put it."""
+    row_of: dict[int, int] = {}
+    end = 0
+    for index in order:
+        end += len(chunks[index].tokens)
+        row_of[index] = end - 1
+    return [row_of[index] for index, chunk in enumerate(chunks) if chunk.wants_logits]
