@@ -1,0 +1,1 @@
+"""Tests of the engine: its bookkeeping against naive twins, its runner on tiny models."""

@@ -1,0 +1,108 @@
+"""The runner keeps its contract: results by key, layers in groups, failures one row at a time."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from proto.errors import InvalidSetting
+from tests.tiny_model import write_tiny_llama
+from workers.engine.runner import Runner, SampledToken, SampleParams, ScheduledSequence, StepBatch
+from workers.engine.torch_runner import TorchRunner, load_torch_runner
+
+GREEDY = SampleParams()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"), layers=5)
+
+
+def load(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> TorchRunner:
+    return load_torch_runner(
+        folder, device=device, dtype=dtype, block_size=8, num_blocks=24, layers_per_push=2, num_threads=1
+    )
+
+
+def row(
+    key: int, tokens: list[int], blocks: list[int], sample: SampleParams | None = GREEDY
+) -> ScheduledSequence:
+    return ScheduledSequence(tokens=tokens, start=0, blocks=blocks, sample=sample, key=key)
+
+
+def test_results_carry_the_keys_of_the_rows_that_wanted_a_token_in_their_order(folder: Path) -> None:
+    runner: Runner = load(folder)
+    rows = [row(30, [4, 5, 6], [1]), row(10, [7], [2]), row(20, [8, 9], [3], sample=None), row(5, [7], [4])]
+    found = runner.run(StepBatch(rows), None)
+    assert [sampled.key for sampled in found] == [30, 10, 5]
+    assert found[1].token == found[2].token
+    assert runner.run(StepBatch([rows[2]]), None) == []
+    assert runner.run(StepBatch([]), None) == []
+
+
+def test_layers_are_announced_in_groups_each_once_its_kv_is_in_the_pool(folder: Path) -> None:
+    runner = load(folder)
+    groups: list[tuple[int, int]] = []
+    seen: list[torch.Tensor] = []
+
+    def on_layers(first: int, count: int) -> None:
+        groups.append((first, count))
+        seen.append(runner.pool_NLKGPD[2, first : first + count].clone())
+
+    runner.run(StepBatch([row(1, list(range(3, 11)), [2], sample=None)]), on_layers)
+    assert groups == [(0, 2), (2, 2), (4, 1)]
+    assert torch.equal(torch.cat(seen), runner.pool_NLKGPD[2])
+    assert bool(runner.pool_NLKGPD[2].all())
+
+
+def test_what_a_layer_callback_raises_ends_the_step(folder: Path) -> None:
+    def refuse(first: int, count: int) -> None:
+        raise InvalidSetting(setting="test", reason=f"{first} {count}")
+
+    with pytest.raises(InvalidSetting, match="0 2"):
+        load(folder).run(StepBatch([row(1, [3], [2])]), refuse)
+
+
+def test_the_pool_is_described_as_it_lies(folder: Path) -> None:
+    runner = load(folder, dtype="bfloat16")
+    shape = (runner.num_blocks, runner.num_layers, 2, runner.num_kv_heads, runner.block_size, runner.head_dim)
+    assert shape == (24, 5, 2, 4, 8, 8) == tuple(runner.pool_NLKGPD.shape)
+    assert (runner.dtype, runner.itemsize, runner.pool_device) == ("bfloat16", 2, "cpu")
+    assert runner.pool_bytes == math.prod(shape) * 2
+    assert runner.pool_address % 4096 == 0
+    assert not bool(runner.pool_NLKGPD.any()), "warming up leaves nothing behind"
+
+
+def test_a_sequence_with_spoiled_kv_fails_and_its_neighbours_do_not(folder: Path) -> None:
+    runner = load(folder)
+    sampled = SampleParams(temperature=1.0, seed=4)
+    prompts = [row(1, [3, 4, 5], [1], None), row(2, [6, 7], [2], None), row(3, [8, 9], [3], None)]
+    runner.run(StepBatch(prompts), None)
+    step = [
+        ScheduledSequence([11], len(prompt.tokens), prompt.blocks, params, prompt.key)
+        for prompt, params in zip(prompts, (GREEDY, sampled, sampled), strict=True)
+    ]
+    whole = runner.run(StepBatch(step), None)
+    runner.pool_NLKGPD[2, 0, 0, 0, 0, 0] = math.nan
+    found = runner.run(StepBatch(step), None)
+    assert found == [whole[0], SampledToken(2, 0, failed=True), whole[2]]
+
+
+def test_a_seeded_token_does_not_depend_on_its_batch(folder: Path) -> None:
+    runner = load(folder)
+    wanted = row(1, [3, 4, 5], [1], SampleParams(temperature=1.0, top_p=0.9, seed=8))
+    others = [row(key, [key], [key], SampleParams(temperature=2.0, seed=key)) for key in range(5, 9)]
+    (alone,) = runner.run(StepBatch([wanted]), None)
+    assert alone in runner.run(StepBatch([*others, wanted]), None)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "named"),
+    [("abacus", "float32", "device"), ("cuda:99", "float32", "device"), ("cpu", "int8", "dtype")],
+)
+def test_a_device_or_dtype_that_cannot_be_used_is_refused(
+    folder: Path, device: str, dtype: str, named: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=named):
+        load(folder, device=device, dtype=dtype)
