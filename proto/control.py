@@ -92,6 +92,13 @@ class Release(WireStruct, frozen=True, tag="release"):
     grant: str
 
 
+class GiveUp(WireStruct, frozen=True, tag="give_up"):
+    """Holder -> owner: I took this job and cannot do it, and hold no grant for it."""
+
+    job: str
+    reason: str
+
+
 class AskHolding(WireStruct, frozen=True, tag="ask_holding"):
     """Owner -> holder: which of these grants do you hold? One that is not held now never will be again."""
 
@@ -180,6 +187,7 @@ ControlRequest = (
     | CancelJob
     | AskGrant
     | Release
+    | GiveUp
     | AskHolding
     | Pin
     | Unpin
