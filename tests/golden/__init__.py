@@ -1,0 +1,1 @@
+"""Stored answers of `transformers`, and the scripts that make them again."""
