@@ -26,9 +26,10 @@ class LoopWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._listeners: list[Callable[[], None]] = []
 
-    def add_listener(self, listener: Callable[[], None]) -> None:
-        """`listener` is called at each lateness, on the loop; it must not block or raise."""
+    def add_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """`listener` is called at each lateness; it must not block or raise. The result takes it off."""
         self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def check(self) -> int:
         """The term that holds now; begins a new one if the loop was late. Cheap enough for every message."""
@@ -41,7 +42,7 @@ class LoopWatch:
         self.term += 1
         self._ticked_s = time.monotonic()
         log.warning("the event loop was %.1f s late; what it had buffered is expired", late_s)
-        for listener in self._listeners:
+        for listener in list(self._listeners):
             listener()
 
     def start(self) -> None:
