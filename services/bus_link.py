@@ -107,15 +107,25 @@ class Link:
         Raises:
             Disconnected: there is none now.
         """
-        if self._connection is None:
+        if self._connection is None or not self._connection.is_usable:
+            self._note_loss()
             raise Disconnected(peer=self.peer)
         return self._connection
+
+    def _note_loss(self) -> None:
+        """Who finds the connection broken says so: `keep` need not find it again."""
+        self._connected.clear()
+        if self._connection is not None:
+            self._connection.lost.set()
 
     def add_listener(self, listener: Listener) -> Callable[[], None]:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     async def wait_connected(self) -> None:
+        """Returns when there is a connection, as far as is known: a loss shows with the next read or ping."""
+        if not self.is_connected:
+            self._note_loss()
         await self._connected.wait()
 
     async def add(self, interest: Interest) -> None:
@@ -176,7 +186,8 @@ class Link:
     async def keep(self) -> None:
         """Replaces the connection each time it is lost, without end."""
         while True:
-            await self._wait_lost(self.connection)
+            if self._connection is not None:
+                await self._wait_lost(self._connection)
             await self.close()
             log.warning("the connection to %s was lost", self.peer)
             await self._reopen()
@@ -250,7 +261,5 @@ def _dial(settings: BusSettings, name: str) -> Dial:
         urls=tuple(url.strip() for url in settings.url.split(",")),
         name=name,
         greeting_timeout_s=settings.greeting_timeout_s,
-        ping_interval_s=settings.ping_interval_s,
-        max_missed_pings=settings.max_missed_pings,
         max_unsent_bytes=settings.max_unsent_bytes,
     )

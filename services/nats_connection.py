@@ -39,8 +39,6 @@ class Dial(msgspec.Struct, frozen=True):
     urls: tuple[str, ...]
     name: str
     greeting_timeout_s: float
-    ping_interval_s: float
-    max_missed_pings: int
     max_unsent_bytes: int
 
     @property
@@ -188,8 +186,7 @@ async def connect(dial: Dial) -> Connection:
             reconnect_time_wait=0,
             reconnect_to_server_handler=lambda servers, info: (None, _NEVER_S),
             connect_timeout=dial.greeting_timeout_s,  # type: ignore[arg-type]
-            ping_interval=dial.ping_interval_s,  # type: ignore[arg-type]
-            max_outstanding_pings=dial.max_missed_pings,
+            ping_interval=_NEVER_S,  # `services.bus_link` pings, so that one judge says what is lost
             pending_size=2 * dial.max_unsent_bytes + 2**26,  # never reached: `publish` refuses before
         )
     except errors.NoServersError as error:

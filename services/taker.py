@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 ACK_PREFIX = "$JS.ACK."
 NONE_IN_TIME = "408"
-TROUBLE_PAUSE_S = 0.25
+TROUBLE_PAUSE_S = 0.1
 ANSWER_MARGIN_S = 0.1  # the server ends a pull this much before we do, so that none outlives its fetch
 
 
@@ -92,6 +92,7 @@ class Taker:
             await self._bus.publish(self._next_subject, request, reply=self._pull)
         except Disconnected:
             await self._bus.wait_connected(left_s)
+            await asyncio.sleep(TROUBLE_PAUSE_S)  # connected, it may still refuse for what it has unsent
             return
         await self._changed.wait()
         if self._verdict not in (

@@ -22,6 +22,7 @@ from proto.errors import (
 )
 from services.bus import Bus, BusSettings, Delivery, open_bus
 from services.servers import Server, reserve_port, run_nats
+from tests.services.waiting import wait_for
 
 MakeNats = Callable[..., Server]
 
@@ -31,12 +32,6 @@ async def two_buses(server: Server) -> AsyncIterator[tuple[Bus, Bus]]:
     settings = BusSettings(url=server.url)
     async with open_bus(settings, "test-a") as one, open_bus(settings, "test-b") as other:
         yield one, other
-
-
-async def wait_for(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 (any condition, within a bound)
-            await asyncio.sleep(0.01)
 
 
 class Inbox:
@@ -249,6 +244,7 @@ def test_subscriptions_survive_a_restart_of_the_server(make_nats: MakeNats) -> N
             server.restart()
             await here.wait_connected(10)
             await there.wait_connected(10)
+            assert (here.num_connects, there.num_connects) == (2, 2)
             await here.publish("kept", b"fresh")
             assert (await inbox.next()).payload == b"fresh"
             assert inbox.payloads == [b"asked", b"fresh"]

@@ -11,6 +11,7 @@ from proto.subjects import beat
 from services.bus import Bus, BusSettings, open_bus
 from services.liveness import Beats, BeatSettings, Liveness, send_beats, watch_beats
 from services.servers import Server
+from tests.services.waiting import wait_for
 
 MakeNats = Callable[..., Server]
 QUICK = BeatSettings(interval_s=0.1, min_interval_s=0.02, lost_after_s=0.5, forget_after_s=1.0)
@@ -96,9 +97,7 @@ def test_a_lost_process_is_forgotten_in_the_end(nats_server: Server, namespace: 
         async with watched(nats_server, namespace) as (bus, liveness, changes):
             await bus.publish(beat(namespace, "w1"), encode(Beat("w1", "worker", "life-1")))
             await changes.wait("w1", False)
-            async with asyncio.timeout(5):
-                while liveness.last("w1") is not None:  # noqa: ASYNC110 (nothing tells of it)
-                    await asyncio.sleep(0.02)
+            await wait_for(lambda: liveness.last("w1") is None)
 
     asyncio.run(body())
 
@@ -147,7 +146,7 @@ def test_nobody_is_lost_while_the_bus_is_out_of_reach(make_nats: MakeNats) -> No
             assert not bus.is_connected
             assert liveness.is_alive("w1")
             server.restart()
-            await bus.wait_connected(10)
+            await wait_for(lambda: bus.num_connects == 2)
             await asyncio.sleep(2 * QUICK.lost_after_s)
             assert liveness.is_alive("w1")
             assert changes.seen == [("w1", True)]

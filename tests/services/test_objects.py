@@ -14,6 +14,7 @@ from services.bus import Bus, BusSettings, open_bus
 from services.jetstream import purge
 from services.objects import CHUNK_BYTES, Objects, ObjectSettings, open_objects
 from services.servers import Server
+from tests.services.waiting import wait_for
 
 MakeNats = Callable[..., Server]
 
@@ -134,14 +135,14 @@ def test_a_bucket_lost_with_the_server_is_made_again(make_nats: MakeNats) -> Non
             digest = await objects.put_if_absent(b"kept")
             await asyncio.to_thread(server.stop)
             server.restart()
-            await bus.wait_connected(10)
+            await wait_for(lambda: bus.num_connects == 2)
             assert await objects.get(digest, 5) == b"kept"
             await asyncio.to_thread(server.stop)
             with pytest.raises(KvmeshError):
                 await objects.get(digest, 0.5)
             server.wipe()
             server.restart()
-            await bus.wait_connected(10)
+            await wait_for(lambda: bus.num_connects == 3)
             with pytest.raises(InvalidRequest):
                 await objects.get(digest, 5)
             assert await objects.put_if_absent(b"kept") == digest

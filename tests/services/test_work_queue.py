@@ -13,6 +13,7 @@ from services.bus import Bus, BusSettings, open_bus
 from services.servers import Server
 from services.taker import Taker, open_taker
 from services.work_queue import Work, WorkQueue, WorkQueueSettings, open_work_queue
+from tests.services.waiting import wait_for
 
 MakeNats = Callable[..., Server]
 QUICK = WorkQueueSettings(ack_wait_s=0.3, max_deliveries=3)
@@ -231,12 +232,29 @@ def test_a_server_that_lost_the_queue_gets_it_again_and_the_waiting_taker_the_ne
             await asyncio.to_thread(server.stop)
             server.wipe()
             server.restart()
-            await bus.wait_connected(10)
+            await wait_for(lambda: bus.num_connects == 2)
             await queue.put(subject, "fresh", b"fresh")
             work = await waiting
             assert work.payload == b"fresh"
             await work.done()
             assert lost.payload.startswith(b"lost")
+
+    asyncio.run(body())
+
+
+def test_a_fetch_from_a_broken_connection_leaves_the_loop_free(make_nats: MakeNats) -> None:
+    async def body() -> None:
+        server = make_nats()
+        async with open_queue(server, "ns") as (bus, queue, subject), open_taker(queue, subject) as taker:
+            server.kill()
+            await wait_for(lambda: not bus.is_connected)
+            fetching = asyncio.ensure_future(taker.fetch(0.5))
+            num_turns = 0
+            while not fetching.done():
+                await asyncio.sleep(0)
+                num_turns += 1
+            assert fetching.result() is None
+            assert num_turns > 100
 
     asyncio.run(body())
 
