@@ -15,10 +15,11 @@ async def open_tasks() -> AsyncIterator[asyncio.TaskGroup]:
         async with asyncio.TaskGroup() as tasks:
             yield tasks
     except BaseExceptionGroup as group:
-        raise _only_error(group) from None
+        raise only_error(group) from None
 
 
-def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that `group` holds, when it holds one; else the group."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]

@@ -1,0 +1,168 @@
+"""Metrics: a Prometheus registry per process and its families, one struct a kind of process.
+
+Children are bound to their labels when the struct is made, so that a hot path pays one method call and no
+look-up. A gauge that mirrors state is read when it is scraped (`observe`), so it cannot drift.
+
+Units: seconds, bytes, tokens, blocks and requests, as the end of the name says; `_total` counts for ever.
+"""
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+
+from proto.reports import ProcessKind
+
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The registry of one process. Families begin with `kvmesh_`; `kvmesh_process_info` says whose."""
+
+    def __init__(self, kind: ProcessKind, process: str) -> None:
+        self.registry = CollectorRegistry()
+        self.gauge("process_info", "which process this is", ("kind", "process")).labels(kind, process).set(1)
+
+    def watch_process(self) -> None:
+        """Adds what the system knows of this process: memory, processor time, open files."""
+        ProcessCollector(registry=self.registry)
+
+    def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"kvmesh_{name}", text, labels, registry=self.registry)
+
+    def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(f"kvmesh_{name}", text, labels, registry=self.registry)
+
+    def observe(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A gauge whose value is `read()` at each scrape; `read` must be cheap and thread-safe."""
+        self.gauge(name, text).set_function(read)
+
+    def histogram(
+        self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()
+    ) -> Histogram:
+        return Histogram(f"kvmesh_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class FrontendMetrics:
+    """What clients feel. `finished(reason)` takes a finish reason or an error's code."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.ttft_s = metrics.histogram(
+            "ttft_seconds", "from a request's arrival to its first token", TTFT_BUCKETS_S
+        )
+        self.itl_s = metrics.histogram(
+            "itl_seconds", "between a request's tokens, each token of a frame alike", ITL_BUCKETS_S
+        )
+        self.duration_s = metrics.histogram(
+            "request_seconds", "from a request's arrival to its end", DURATION_BUCKETS_S
+        )
+        self.tokens_in = metrics.counter("tokens_in_total", "prompt tokens of accepted requests")
+        self.tokens_out = metrics.counter("tokens_out_total", "tokens sent to clients")
+        self.cached_tokens = metrics.counter(
+            "cached_tokens_total", "prompt tokens whose KV was found, as told to clients"
+        )
+        self.running = metrics.gauge("requests_running", "requests that have begun and not ended")
+        self.moves = metrics.counter("request_moves_total", "requests sent on after a worker was lost")
+        self.resends = metrics.counter("stream_resends_total", "resends asked of workers after a gap")
+        self._finished = metrics.counter("requests_total", "requests ended, by how", ("reason",))
+
+    def finished(self, reason: str) -> None:
+        self._finished.labels(reason).inc()
+
+
+class RouterMetrics:
+    """What the choice of workers costs and brings. `decided(outcome)`: sent, queued, or a refusal's code."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.decision_s = metrics.histogram(
+            "route_decision_seconds", "one choice of a worker, hashing included", DURATION_BUCKETS_S
+        )
+        self.queue_wait_s = metrics.histogram(
+            "route_queue_wait_seconds", "time that a queued request waited", DURATION_BUCKETS_S
+        )
+        self.queue_length = metrics.gauge("route_queue_length", "requests that wait for a worker")
+        self.prompt_blocks = metrics.counter("route_prompt_blocks_total", "full blocks of routed prompts")
+        self.promised_blocks = metrics.counter(
+            "route_promised_hit_blocks_total", "blocks that the index promised on the chosen worker"
+        )
+        self.index_blocks = metrics.gauge("route_index_blocks", "blocks in the index, over all workers")
+        self.workers = metrics.gauge("route_workers", "workers that may be chosen")
+        self.events = metrics.counter("route_kv_events_total", "KV events applied to the index")
+        self.snapshots = metrics.counter("route_snapshots_total", "snapshots asked of workers after a gap")
+        self._decided = metrics.counter("route_decisions_total", "routed requests, by outcome", ("outcome",))
+
+    def decided(self, outcome: str) -> None:
+        self._decided.labels(outcome).inc()
+
+
+class WorkerMetrics:
+    """What one engine does. `jobs_served` and `decode_served` prove a role by its work."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.step_s = metrics.histogram("engine_step_seconds", "one step of the engine", ITL_BUCKETS_S)
+        self.prefill_wait_s = metrics.histogram(
+            "remote_prefill_seconds", "from asking for a remote prefill to its landing", TTFT_BUCKETS_S
+        )
+        self.transfer_s = metrics.histogram(
+            "kv_transfer_seconds", "one push or pull, from posting to its end", DURATION_BUCKETS_S
+        )
+        self.prefill_tokens = metrics.counter("prefill_tokens_total", "prompt tokens computed here")
+        self.decode_tokens = metrics.counter("decode_tokens_total", "tokens sampled here")
+        self.prompt_tokens = metrics.counter("prompt_tokens_total", "prompt tokens of accepted sequences")
+        self.hit_tokens = metrics.counter(
+            "prefix_hit_tokens_total", "prompt tokens found in the prefix cache"
+        )
+        self.prefix_hits = metrics.counter("prefix_hits_total", "sequences that found some of their prefix")
+        self.bytes_pushed = metrics.counter("kv_bytes_pushed_total", "bytes of KV written to other workers")
+        self.bytes_pulled = metrics.counter("kv_bytes_pulled_total", "bytes of KV read from other workers")
+        self.preemptions = metrics.counter("preemptions_total", "sequences that gave their blocks back")
+        self.decode_served = metrics.counter("decode_served_total", "sequences that ended here as decode")
+        self.jobs_served = metrics.counter("prefill_jobs_served_total", "remote prefill jobs done here")
+        self.role_switches = metrics.counter("role_switches_total", "roles that were taken")
+        prefills = metrics.counter("prefills_total", "prefills, by where they were done", ("where",))
+        self.local_prefills = prefills.labels("local")
+        self.remote_prefills = prefills.labels("remote")
+        self._jobs_failed = metrics.counter(
+            "prefill_jobs_failed_total", "remote prefill jobs that were not done here, by why", ("reason",)
+        )
+
+    def job_failed(self, reason: str) -> None:
+        """`reason` is an error's code: a small, fixed set."""
+        self._jobs_failed.labels(reason).inc()
+
+    def observe_queues(
+        self,
+        *,
+        before_prefill: Callable[[], float],
+        before_decode: Callable[[], float],
+        running: Callable[[], float],
+    ) -> None:
+        """Sequences and jobs whose prompt waits; sequences that wait for decode; sequences in the batch."""
+        self._metrics.observe("prefill_queue_length", "prompts that wait for prefill", before_prefill)
+        self._metrics.observe("decode_queue_length", "sequences that wait for decode", before_decode)
+        self._metrics.observe("sequences_running", "sequences in the batch", running)
+
+    def observe_blocks(
+        self,
+        *,
+        total: Callable[[], float],
+        free: Callable[[], float],
+        active: Callable[[], float],
+        granted: Callable[[], float],
+        quarantined: Callable[[], float],
+        cached: Callable[[], float],
+    ) -> None:
+        """total = free + active + granted + quarantined; `cached` of the free ones hold reusable KV."""
+        self._metrics.observe("blocks", "blocks of the pool", total)
+        self._metrics.observe("blocks_free", "blocks that may be taken", free)
+        self._metrics.observe("blocks_used", "blocks of running sequences", active)
+        self._metrics.observe("blocks_granted", "blocks that another worker may write", granted)
+        self._metrics.observe("blocks_quarantined", "blocks that a lost worker might write", quarantined)
+        self._metrics.observe("blocks_cached", "free blocks that hold reusable KV", cached)
