@@ -1,0 +1,138 @@
+"""How the parts of a worker hang together: wiring, and no I/O."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from proto.cards import ModelCard
+from proto.layout import PoolLayout
+from proto.reports import AnyBeat, LoadReport
+from services.bus import Bus
+from services.metrics import Metrics, WorkerMetrics
+from services.work_queue import WorkQueue
+from workers.bridge import EngineBridge
+from workers.control_client import ControlClient
+from workers.decode_desk import DecodeDesk, DecodeRules
+from workers.door import WorkerDoor
+from workers.engine.engine import Engine
+from workers.engine.step import SequenceProgress
+from workers.event_publisher import EventPublisher
+from workers.outbox import Outbox
+from workers.prefill_desk import PrefillDesk
+from workers.reporter import Reporter
+from workers.roles.held_grants import HeldGrants
+from workers.roles.held_job import HolderTools
+from workers.roles.lender import Lender
+from workers.roles.patrol import Patrol
+from workers.roles.prefill_view import PrefillView
+from workers.roles.remote_prefill import RemotePrefillLimits, RemotePrefills
+from workers.roles.term import Term
+from workers.settings import WorkerSettings
+from workers.transfer.peers import Peers
+from workers.transfer.transfer_thread import TransferThread
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the parts stand on: opened before them, closed after them."""
+
+    settings: WorkerSettings
+    term: Term
+    bus: Bus
+    queue: WorkQueue
+    engine: Engine
+    bridge: EngineBridge
+    transfers: TransferThread
+    peers: Peers
+    pool: PoolLayout
+    card: ModelCard
+    metrics: WorkerMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A worker, put together."""
+
+    outbox: Outbox
+    publisher: EventPublisher
+    lender: Lender
+    view: PrefillView
+    patrol: Patrol
+    decode_desk: DecodeDesk
+    prefill_desk: PrefillDesk
+    door: WorkerDoor
+    reporter: Reporter
+
+    def take_step(self, events: list[SequenceProgress]) -> None:
+        """What the engine has done: to those whose sequences moved, and to the routers' view of the cache."""
+        self.decode_desk.take_progress(events)
+        self.publisher.note_step()
+
+    def hear(self, _: str, beat: AnyBeat) -> None:
+        if isinstance(beat, LoadReport):
+            self.view.learn(beat)
+
+    def lose(self, process: str) -> None:
+        """A process beats no more."""
+        self.view.lose(process)
+        self.lender.lose(process)
+
+
+def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
+    """Args: `on_overdue` is called when blocks are in quarantine for too long."""
+    settings, term, engine = ground.settings, ground.term, ground.engine
+    ns = settings.mesh.ns
+    control = ControlClient(ground.bus, ns)
+    held = HeldGrants()
+    outbox = Outbox(ground.bus, ns, term.worker, term.incarnation, settings.keep_ended_s)
+    publisher = EventPublisher(ground.bus, ns, term.worker, term.incarnation, engine)
+    lender = Lender(engine, ground.peers, ground.transfers, settings.max_lent_share)
+    view = PrefillView(ground.card.name)
+    limits = RemotePrefillLimits(settings.grant_wait_s, settings.landing_wait_s)
+    remote = RemotePrefills(ns, engine, lender, view, control, ground.queue, limits, settings.asks_directly)
+    rules = DecodeRules(settings.remote_min_tokens, settings.early_cancel_s)
+    decode_desk = DecodeDesk(term, ground.card, engine, outbox, view, remote, rules, ground.metrics)
+    tools = HolderTools(
+        term,
+        engine,
+        ground.bridge,
+        ground.transfers,
+        ground.peers,
+        control,
+        held,
+        ground.pool,
+        ground.card.kv_class.weights_digest,
+    )
+    prefill_desk = PrefillDesk(ns, ground.card.name, tools, ground.queue, settings.max_jobs, ground.metrics)
+    return Parts(
+        outbox=outbox,
+        publisher=publisher,
+        lender=lender,
+        view=view,
+        patrol=Patrol(lender, control, settings.max_quarantine_s, on_overdue),
+        decode_desk=decode_desk,
+        prefill_desk=prefill_desk,
+        door=WorkerDoor(term, decode_desk, prefill_desk, outbox, lender, held, publisher),
+        reporter=Reporter(term, ground.card.name, engine, decode_desk, prefill_desk, lender, publisher),
+    )
+
+
+def observe(metrics: Metrics, ground: Ground, parts: Parts) -> None:
+    """Gauges that are read when they are scraped, so that they cannot drift."""
+    engine, lender = ground.engine, parts.lender
+    ground.metrics.observe_queues(
+        before_prefill=lambda: engine.load().num_waiting + parts.prefill_desk.num_jobs,
+        before_decode=lambda: engine.load().num_awaiting,
+        running=lambda: engine.load().num_running,
+    )
+    ground.metrics.observe_blocks(
+        total=lambda: engine.settings.num_blocks,
+        free=lambda: engine.load().free_blocks,
+        active=lambda: engine.load().active_blocks,
+        granted=lambda: lender.grants.num_granted_blocks,
+        quarantined=lambda: lender.grants.num_quarantined_blocks,
+        cached=lambda: engine.load().cached_blocks,
+    )
+    metrics.observe("streams_kept", "streams kept for resends", lambda: len(parts.outbox))
+    metrics.observe("bus_dropped", "messages lost to a full buffer", lambda: ground.bus.num_dropped)
+    metrics.observe("bus_expired", "messages dropped as too old", lambda: ground.bus.num_expired)
+    metrics.observe("bus_connects", "connections made to the bus", lambda: ground.bus.num_connects)

@@ -1,0 +1,239 @@
+"""Which requests this worker takes, where their prompts are prefilled, and how they end."""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from proto.blockhash import block_salt
+from proto.cards import ModelCard
+from proto.errors import GoElsewhere, InvalidRequest, to_fault
+from proto.jobs import PrefillJob
+from proto.names import new_id
+from proto.requests import GenerateRequest, RoutedRequest
+from proto.roles import Role
+from proto.tokens import pack_tokens, unpack_tokens
+from services.metrics import WorkerMetrics
+from workers.engine.engine import Engine
+from workers.engine.runner import SampleParams
+from workers.engine.sequence import SequenceKind, SequenceSpec
+from workers.engine.step import SequenceProgress
+from workers.outbox import Outbox
+from workers.roles.owned_job import JobEnd, OwnedJob
+from workers.roles.prefill_view import PrefillView
+from workers.roles.remote_prefill import RemotePrefills
+from workers.roles.term import Term
+from workers.served import Served, ServedTable, sequence_name
+
+MAX_EARLY_CANCELS = 10_000
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRules:
+    """Units: `remote_min_tokens` uncached tokens from which a prompt may be prefilled elsewhere;
+    `early_cancel_s` seconds that a cancel of a request not seen yet is remembered."""
+
+    remote_min_tokens: int
+    early_cancel_s: float
+
+
+class DecodeDesk:
+    """Belongs to the event loop. `run` holds the tasks of remote prefills."""
+
+    def __init__(
+        self,
+        term: Term,
+        card: ModelCard,
+        engine: Engine,
+        outbox: Outbox,
+        view: PrefillView,
+        remote: RemotePrefills,
+        rules: DecodeRules,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._term = term
+        self._card = card
+        self._engine = engine
+        self._outbox = outbox
+        self._view = view
+        self._remote = remote
+        self._rules = rules
+        self._metrics = metrics
+        self._early_cancels: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._group: asyncio.TaskGroup | None = None
+        self.served = ServedTable()
+        self.decisions: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """For ever. Cancel: remote prefills are called off."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._group = None
+
+    def accept(self, routed: RoutedRequest) -> None:
+        """Take a request; its first frame goes out at once.
+
+        Raises:
+            GoElsewhere: not the role, the state or the epoch for it.
+            CallerFault: this request can never be served.
+            Overloaded: too many wait already.
+        """
+        request = routed.request
+        self._note(routed)
+        self._term.check_takes(Role.DECODE, routed.decision.epoch)
+        if request.model != self._card.name:
+            raise GoElsewhere(worker=self._term.worker, reason=f"its model is {self._card.name}")
+        if self.served.find(sequence_name(request.request, request.attempt)) is not None:
+            return
+        self._begin(request)
+
+    def _note(self, routed: RoutedRequest) -> None:
+        """Reports say which decisions they include, and this one is in the next, taken or not."""
+        decision = routed.decision
+        self.decisions[decision.router] = max(decision.number, self.decisions.get(decision.router, 0))
+
+    def _begin(self, request: GenerateRequest) -> None:
+        spec = self._spec(request)
+        uncached = len(spec.tokens) - 1 - self._engine.match(spec.tokens, spec.salt)
+        is_remote = self._goes_remote(uncached)
+        cached = self._engine.add(spec, await_kv=is_remote)
+        stream = self._outbox.open(request.request, request.attempt, request.client, request.offset)
+        served = Served(request, stream, min(cached, spec.num_prompt))
+        self.served.add(served)
+        self._count(served, len(spec.tokens))
+        if self._was_cancelled(request):
+            self._end_cancelled(served)
+        elif is_remote:
+            self._send_prefill_away(served, spec, cached)
+
+    def _spec(self, request: GenerateRequest) -> SequenceSpec:
+        prompt = unpack_tokens(request.prompt)
+        if request.offset != len(request.generated) // 4:
+            raise InvalidRequest(field="offset", reason="it is not the number of generated tokens")
+        stops = set(request.stopping.stop_tokens)
+        if not request.stopping.ignore_eos:
+            stops.update(self._card.eos_tokens)
+        sampling = request.sampling
+        return SequenceSpec(
+            sequence=sequence_name(request.request, request.attempt),
+            kind=SequenceKind.GENERATE,
+            tokens=prompt + unpack_tokens(request.generated),
+            num_prompt=len(prompt),
+            sample=SampleParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed),
+            max_tokens=request.stopping.max_tokens,
+            stop_tokens=frozenset(stops),
+            salt=block_salt(self._card.kv_class.weights_digest, request.salt),
+            priority=request.priority,
+        )
+
+    def _goes_remote(self, uncached: int) -> bool:
+        """Short ones stay; so do all while no prefill worker is there, or while the best has a longer queue
+        than the prefill takes here."""
+        if uncached < max(self._rules.remote_min_tokens, self._card.kv_class.block_size):
+            return False
+        if self._view.is_empty or self._group is None:
+            return False
+        rate = self._engine.rates.prefill_rate
+        return not rate or self._view.wait_s() <= uncached / rate
+
+    def _send_prefill_away(self, served: Served, spec: SequenceSpec, cached: int) -> None:
+        assert self._group is not None
+        request = served.request
+        end = len(spec.tokens) - 1
+        job = PrefillJob(
+            job=new_id(),
+            request=request.request,
+            model=request.model,
+            owner=self._term.worker,
+            owner_incarnation=self._term.incarnation,
+            prompt=pack_tokens(spec.tokens[:end]),
+            deadline_s=request.deadline_s,
+            cached_tokens=cached,
+            salt=request.salt,
+            priority=request.priority,
+        )
+        served.job = OwnedJob(job, served.sequence, cached, end)
+        self._group.create_task(self._await_prefill(served, served.job), name=f"remote prefill {job.job}")
+
+    async def _await_prefill(self, served: Served, owned: OwnedJob) -> None:
+        end = await self._remote.run(owned)
+        if end is JobEnd.LANDED and owned.grant is not None:
+            served.place, served.prefill_worker = "remote", owned.grant.holder
+            self._metrics.remote_prefills.inc()
+            self._metrics.prefill_wait_s.observe(time.monotonic() - served.began_s)
+        elif end is JobEnd.FAILED:
+            self._metrics.local_prefills.inc()
+
+    def _count(self, served: Served, num_tokens: int) -> None:
+        self._metrics.prompt_tokens.inc(num_tokens)
+        if served.cached_tokens:
+            self._metrics.hit_tokens.inc(served.cached_tokens)
+            self._metrics.prefix_hits.inc()
+
+    def take_progress(self, events: list[SequenceProgress]) -> None:
+        """What a step did: tokens go out, ends close their streams."""
+        for event in events:
+            served = self.served.find(event.sequence)
+            if served is not None:
+                self._take_one(served, event)
+
+    def _take_one(self, served: Served, event: SequenceProgress) -> None:
+        if event.tokens and not served.first_s:
+            served.first_s = time.monotonic()
+            if served.job is None:
+                self._metrics.local_prefills.inc()
+        self._metrics.decode_tokens.inc(len(event.tokens))
+        is_over = event.finish is not None or event.fault is not None
+        end = served.end(event.finish, event.fault) if is_over else None
+        self._outbox.add(served.stream, pack_tokens(event.tokens), end)
+        if is_over:
+            self.served.drop(served)
+            self._metrics.decode_served.inc()
+
+    def send_elsewhere(self) -> None:
+        """End every attempt here with a word to its frontend to go on with it on another worker."""
+        fault = to_fault(GoElsewhere(worker=self._term.worker, reason="it is leaving"))
+        for served in self.served.all():
+            self._end_cancelled(served)
+            self._outbox.add(served.stream, b"", served.end(None, fault))
+
+    def cancel(self, request: str, attempt: int) -> None:
+        """End an attempt and every earlier one; remembered for a while when it is not here yet."""
+        attempts = self.served.attempts_up_to(request, attempt)
+        for served in attempts:
+            self._end_cancelled(served)
+        if not attempts:
+            self._remember_cancel(request, attempt)
+        for number in range(attempt + 1):
+            self._outbox.drop(request, number)
+
+    def cancel_client(self, client: str) -> None:
+        """A frontend is gone for good: nothing more is computed for it."""
+        gone = self.served.of_client(client)
+        for served in gone:
+            self._end_cancelled(served)
+            self._outbox.drop(served.request.request, served.request.attempt)
+        if gone:
+            log.warning("a frontend is gone", extra={"client": client, "num_cancelled": len(gone)})
+
+    def _end_cancelled(self, served: Served) -> None:
+        self.served.drop(served)
+        self._engine.cancel(served.sequence)
+        if served.job is not None:
+            served.job.settle(JobEnd.CANCELLED)
+
+    def _remember_cancel(self, request: str, attempt: int) -> None:
+        self._early_cancels[request] = (attempt, time.monotonic() + self._rules.early_cancel_s)
+        self._early_cancels.move_to_end(request)
+        if len(self._early_cancels) > MAX_EARLY_CANCELS:
+            self._early_cancels.popitem(last=False)
+
+    def _was_cancelled(self, request: GenerateRequest) -> bool:
+        attempt, until_s = self._early_cancels.get(request.request, (-1, 0.0))
+        return request.attempt <= attempt and time.monotonic() < until_s

@@ -1,0 +1,125 @@
+"""The door of a worker: all that comes in on its subjects, answered in order by one task."""
+
+import asyncio
+import logging
+
+from proto import control
+from proto.codec import decode, encode
+from proto.control import ControlReply, ControlRequest
+from proto.errors import Disconnected, InternalFault, KvmeshError, to_fault
+from proto.requests import Accepted, GenerateReply, Refused, RoutedRequest
+from services.bus import Delivery
+from workers.decode_desk import DecodeDesk
+from workers.event_publisher import EventPublisher
+from workers.outbox import Outbox
+from workers.prefill_desk import PrefillDesk
+from workers.roles.held_grants import HeldGrants
+from workers.roles.lender import Lender
+from workers.roles.term import Term
+
+MAX_WAITING = 10_000
+
+log = logging.getLogger(__name__)
+
+
+class WorkerDoor:
+    """What comes in on `generate` and `control`. Handlers only enqueue; `run` answers."""
+
+    def __init__(
+        self,
+        term: Term,
+        decode_desk: DecodeDesk,
+        prefill_desk: PrefillDesk,
+        outbox: Outbox,
+        lender: Lender,
+        held: HeldGrants,
+        publisher: EventPublisher,
+    ) -> None:
+        self._term = term
+        self._decode_desk = decode_desk
+        self._prefill_desk = prefill_desk
+        self._outbox = outbox
+        self._lender = lender
+        self._held = held
+        self._publisher = publisher
+        self._waiting: asyncio.Queue[tuple[bool, Delivery]] = asyncio.Queue(MAX_WAITING)
+
+    def on_generate(self, delivery: Delivery) -> None:
+        self._enqueue(True, delivery)
+
+    def on_control(self, delivery: Delivery) -> None:
+        self._enqueue(False, delivery)
+
+    def _enqueue(self, is_generate: bool, delivery: Delivery) -> None:
+        """A full door drops: whoever asks has a deadline, and asks elsewhere."""
+        try:
+            self._waiting.put_nowait((is_generate, delivery))
+        except asyncio.QueueFull:
+            log.error("the door is full; a message was dropped")
+
+    async def run(self) -> None:
+        """Answer, one after the other, for ever."""
+        while True:
+            is_generate, delivery = await self._waiting.get()
+            reply = self._answer_generate(delivery) if is_generate else self._answer_control(delivery)
+            if delivery.reply:
+                try:
+                    await delivery.respond(encode(reply))
+                except Disconnected as error:
+                    log.info("an answer was not sent", extra={"reason": str(error)})
+
+    def _answer_generate(self, delivery: Delivery) -> GenerateReply:
+        try:
+            self._decode_desk.accept(decode(delivery.payload, RoutedRequest))
+        except KvmeshError as error:
+            return Refused(to_fault(error))
+        except Exception as error:
+            log.exception("a request could not be taken")
+            return Refused(to_fault(InternalFault(reason=type(error).__name__)))
+        return Accepted(self._term.worker)
+
+    def _answer_control(self, delivery: Delivery) -> ControlReply:
+        try:
+            request: ControlRequest = decode(delivery.payload, ControlRequest)  # type: ignore[arg-type]
+            return self._serve(request)
+        except KvmeshError as error:
+            return Refused(to_fault(error))
+        except Exception as error:
+            log.exception("a question could not be answered")
+            return Refused(to_fault(InternalFault(reason=type(error).__name__)))
+
+    def _serve(self, request: ControlRequest) -> ControlReply:
+        match request:
+            case control.Resend(name, attempt, offset):
+                return control.Resent(self._outbox.resend(name, attempt, offset))
+            case control.AskGrant():
+                return self._lender.grant(request)
+            case control.AskHolding(grants):
+                return control.Holding(self._term.incarnation, self._held.among(grants))
+            case control.Pin():
+                return self._lender.pin(request)
+            case control.Unpin(pin):
+                return self._lender.unpin(pin)
+            case control.TakeSnapshot(page, number):
+                return control.Snapshot(self._publisher.snapshot(page, number))
+            case control.AskHoldings():
+                return self._lender.holdings()
+            case _:
+                self._do(request)
+                return control.Done()
+
+    def _do(self, request: ControlRequest) -> None:
+        match request:
+            case control.Cancel(name, attempt):
+                self._decode_desk.cancel(name, attempt)
+            case control.Acknowledge(ends):
+                for name, attempt in ends:
+                    self._outbox.drop(name, attempt)
+            case control.TakeJob(job):
+                self._prefill_desk.take(job)
+            case control.CancelJob(job_id):
+                self._prefill_desk.cancel(job_id)
+            case control.Release(grant):
+                self._lender.end_grant(grant, "its holder gave it back")
+            case control.GiveUp(job_id, reason):
+                self._lender.give_up(job_id, reason)

@@ -1,0 +1,29 @@
+"""What an engine refuses at its door: sequences that can never be served, settings that fit no pool."""
+
+from proto.errors import InvalidRequest, InvalidSetting, PromptTooLong
+from workers.engine.engine_settings import EngineSettings
+from workers.engine.runner import Runner
+from workers.engine.sequence import SequenceKind, SequenceSpec
+
+
+def check_geometry(runner: Runner, settings: EngineSettings) -> None:
+    """Raises InvalidSetting when the runner's pool is not the one that the settings describe."""
+    for field in ("block_size", "num_blocks"):
+        wanted, found = getattr(settings, field), getattr(runner, field)
+        if wanted != found:
+            raise InvalidSetting(setting=field, reason=f"{wanted}, but the runner's pool has {found}")
+
+
+def check_spec(spec: SequenceSpec, settings: EngineSettings, context_tokens: int) -> None:
+    """Raises what `Engine.add` says of a spec that can never be served."""
+    num_tokens = len(spec.tokens)
+    if not 0 < spec.num_prompt <= num_tokens:
+        reason = f"{spec.num_prompt} of {num_tokens} tokens; a sequence begins with one or more"
+        raise InvalidRequest(field="num_prompt", reason=reason)
+    if num_tokens > context_tokens - (spec.kind is SequenceKind.GENERATE):
+        raise PromptTooLong(num_tokens=num_tokens, limit_tokens=context_tokens)
+    if min(spec.tokens) < 0 or max(spec.tokens) >= settings.vocab_size:
+        raise InvalidRequest(field="tokens", reason=f"token ids are from 0 to {settings.vocab_size - 1}")
+    if spec.kind is SequenceKind.GENERATE and spec.max_tokens <= num_tokens - spec.num_prompt:
+        reason = f"{spec.max_tokens} leaves nothing to generate"
+        raise InvalidRequest(field="max_tokens", reason=reason)

@@ -1,0 +1,70 @@
+"""The part of a step outside the lock: the runner's call, its time, its layers, its failures."""
+
+import logging
+import time
+
+from proto.errors import Fault, InternalFault, to_fault
+from workers.engine.engine_settings import EngineSettings
+from workers.engine.rates import Rates
+from workers.engine.runner import OnLayers, Runner, SampledToken, StepBatch
+from workers.engine.sequence import SequenceKind
+from workers.engine.step import EngineListener, StepPlan
+
+log = logging.getLogger(__name__)
+
+
+class Computation:
+    """Runs steps, one at a time. `num_failed` counts those that raised since the last that did not."""
+
+    def __init__(
+        self, runner: Runner, settings: EngineSettings, listener: EngineListener, rates: Rates
+    ) -> None:
+        self.num_failed = 0
+        self._runner = runner
+        self._settings = settings
+        self._listener = listener
+        self._rates = rates
+        self._began_s: float | None = None
+
+    @property
+    def stall(self) -> Fault | None:
+        """What is wrong when a step has not returned for `step_stall_s`."""
+        began_s = self._began_s
+        if began_s is None or time.monotonic() - began_s <= self._settings.step_stall_s:
+            return None
+        return to_fault(InternalFault(reason=f"a step takes over {self._settings.step_stall_s} s"))
+
+    def run(self, plan: StepPlan) -> list[SampledToken] | None:
+        """What the runner sampled; None when it raised: its bug, which must not end the loop."""
+        self._began_s = began_s = time.monotonic()
+        try:
+            sampled = self._runner.run(StepBatch(plan.rows), self._layers_callback(plan))
+        except Exception:
+            log.exception("a step of %d sequences failed", len(plan.rows))
+            self.num_failed += 1
+            return None
+        finally:
+            self._began_s = None
+        self.num_failed = 0
+        self._rates.note_step(plan.prefill_tokens, time.monotonic() - began_s)
+        return sampled
+
+    def _layers_callback(self, plan: StepPlan) -> OnLayers | None:
+        """Tells the listener which KV of which PREFILL is there; None when the step has no such row."""
+        size = self._settings.block_size
+        spans = []
+        for row, sequence in zip(plan.rows, plan.sequences, strict=True):
+            if sequence.spec.kind is SequenceKind.PREFILL:
+                end = row.start + len(row.tokens)
+                spans.append((sequence, row.start, end, row.blocks[row.start // size : -(-end // size)]))
+        if not spans:
+            return None
+
+        def on_layers(first_layer: int, num_layers: int) -> None:
+            for sequence, start, end, blocks in spans:
+                if not sequence.is_cancelled:
+                    self._listener.on_layers(
+                        sequence.name, start, end, blocks, first_layer=first_layer, num_layers=num_layers
+                    )
+
+        return on_layers

@@ -1,0 +1,33 @@
+"""What an engine carries and how fast it is, at one moment."""
+
+import msgspec
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    """A reading of one engine.
+
+    Blocks: total = free + active + set aside, and `cached_blocks` of the free ones hold reusable KV; active
+    are those of sequences and of readers' pins. `hit_tokens` of the `prompt_tokens` taken in were found in
+    the cache.
+
+    Units: `waiting_tokens` tokens that wait to be prefilled here (not those of awaiting sequences, whose KV
+    comes from elsewhere), `prefill_rate` tokens a second, `decode_step_s` seconds; 0 until measured.
+    `num_steps`, `num_preemptions`, `hit_tokens` and `prompt_tokens` count since the start.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_awaiting: int
+    num_held: int
+    waiting_tokens: int
+    total_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    active_blocks: int
+    set_aside_blocks: int
+    prefill_rate: float
+    decode_step_s: float
+    hit_tokens: int
+    prompt_tokens: int
+    num_steps: int
+    num_preemptions: int

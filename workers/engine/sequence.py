@@ -1,0 +1,109 @@
+"""A sequence: what its caller hands in, and where the engine is with it.
+
+```
+          add(await_kv)            land, recall              plan                finished, cancelled, failed
+            ──────► AWAITING ─────────────────► WAITING ─────────────► RUNNING ─────────────────────► ENDED
+          add ───────────────────────────────────►  ▲                  │  │                             ▲
+                                                     └──── preempted ──┘  └── PREFILL, all computed ──► HELD
+```
+"""
+
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+from workers.engine.hash_chain import HashChain
+from workers.engine.runner import SampleParams
+
+
+class SequenceKind(Enum):
+    """GENERATE samples until it ends. PREFILL computes KV for all its tokens, samples nothing, is held."""
+
+    GENERATE = "generate"
+    PREFILL = "prefill"
+
+
+class SequenceState(Enum):
+    """See the drawing above. A sequence owns blocks in any state but ENDED."""
+
+    AWAITING = "awaiting"
+    WAITING = "waiting"
+    RUNNING = "running"
+    HELD = "held"
+    ENDED = "ended"
+
+
+class SequenceSpec(msgspec.Struct, frozen=True):
+    """What a caller hands in.
+
+    `tokens` are the prompt and what earlier attempts generated; the first `num_prompt` are the client's.
+    `max_tokens` counts generated tokens, earlier attempts' included. `stop_tokens` hold the end-of-sequence
+    ids too, unless the client wants none. `salt` is `proto.blockhash.block_salt`'s. A lower `priority` goes
+    first. A PREFILL ignores `sample`, `max_tokens` and `stop_tokens`.
+    """
+
+    sequence: str
+    kind: SequenceKind
+    tokens: list[int]
+    num_prompt: int
+    sample: SampleParams
+    max_tokens: int
+    stop_tokens: frozenset[int]
+    salt: bytes
+    priority: int = 0
+
+
+class Sequence(msgspec.Struct, eq=False):
+    """One sequence inside the engine.
+
+    `blocks[i]` holds tokens `[i * block_size, (i + 1) * block_size)`; the KV of the first `num_computed`
+    tokens is in them, and the first `num_stored` blocks were offered to the prefix cache. `token_limit` is
+    the length at which it ends. `rank` orders sequences: the lowest is served first and preempted last.
+    """
+
+    spec: SequenceSpec
+    chain: HashChain
+    rank: tuple[int, int]
+    token_limit: int
+    tokens: list[int]
+    blocks: list[int] = []
+    num_computed: int = 0
+    num_stored: int = 0
+    state: SequenceState = SequenceState.AWAITING
+    is_landed: bool = False
+    is_in_step: bool = False
+    is_cancelled: bool = False
+    is_preempted: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.spec.sequence
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens whose KV is not computed yet."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all KV of a PREFILL is there; a GENERATE always has a token to compute."""
+        return self.num_computed == len(self.tokens)
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """The most that need not be computed: a token that is sampled from must be."""
+        return len(self.tokens) - (self.spec.kind is SequenceKind.GENERATE)
+
+    @property
+    def admission_rank(self) -> tuple[int, bool, int]:
+        """The order of the waiting: of equals, those whose KV has landed first, since it lies idle."""
+        priority, arrival = self.rank
+        return priority, not self.is_landed, arrival
+
+    def append(self, token: int) -> Literal["stop", "length"] | None:
+        """Adds a sampled token; says whether the sequence ends with it, and why."""
+        self.tokens.append(token)
+        if token in self.spec.stop_tokens:
+            return "stop"
+        return "length" if len(self.tokens) >= self.token_limit else None

@@ -1,0 +1,83 @@
+"""One step: what was planned, and what its sequences got out of it."""
+
+from typing import Literal, Protocol
+
+import msgspec
+
+from proto.errors import Fault
+from workers.engine.runner import ScheduledSequence
+from workers.engine.sequence import Sequence, SequenceKind
+
+
+class StepPlan(msgspec.Struct, eq=False):
+    """`rows[i]` is the work of `sequences[i]`, with `i` as its key. `held` became complete without any work.
+
+    Units: `num_tokens` tokens in all rows, `prefill_tokens` in those of more than one.
+    """
+
+    rows: list[ScheduledSequence] = []
+    sequences: list[Sequence] = []
+    held: list[Sequence] = []
+    num_tokens: int = 0
+    prefill_tokens: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.rows and not self.held
+
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        """A row for the next `num_tokens` tokens; it samples when they are the last of a GENERATE."""
+        start = sequence.num_computed
+        end = start + num_tokens
+        is_last = end == len(sequence.tokens)
+        is_sampled = is_last and sequence.spec.kind is SequenceKind.GENERATE
+        sample = sequence.spec.sample if is_sampled else None
+        tokens = sequence.tokens[start:end]
+        self.rows.append(ScheduledSequence(tokens, start, sequence.blocks, sample, len(self.rows)))
+        self.sequences.append(sequence)
+        sequence.is_in_step = True
+        self.num_tokens += num_tokens
+        if num_tokens > 1:
+            self.prefill_tokens += num_tokens
+
+
+class SequenceProgress(msgspec.Struct, frozen=True):
+    """What a step did for one sequence: new tokens, its one end, or a PREFILL that is complete and held.
+
+    At most one of `finish`, `fault` and `is_held` is set. After the first two the engine has forgotten it.
+    """
+
+    sequence: str
+    tokens: list[int] = []
+    finish: Literal["stop", "length"] | None = None
+    fault: Fault | None = None
+    is_held: bool = False
+
+
+class StepOutput(msgspec.Struct, frozen=True):
+    """The sequences that a step moved visibly, in no order; a chunk in mid-prompt is not among them."""
+
+    events: list[SequenceProgress]
+
+
+class EngineListener(Protocol):
+    """Hears from the engine thread, which waits meanwhile: hand over and return. May call the engine.
+
+    What `on_layers` raises fails the step for all its rows; what `on_step` raises ends the engine.
+    """
+
+    def on_step(self, output: StepOutput) -> None:
+        """A step is over. A sequence of it may have been cancelled between its end and this call."""
+        ...
+
+    def on_layers(
+        self, sequence: str, start: int, end: int, blocks: list[int], *, first_layer: int, num_layers: int
+    ) -> None:
+        """For rows of a PREFILL, in mid-step: the KV of tokens `start` to `end` (not included) is there.
+
+        `blocks` cover those tokens, for layers `first_layer` to `first_layer + num_layers`. They stay the
+        sequence's until it is released, cancelled or preempted; what is read from them later is not its KV.
+        A preempted PREFILL begins again at what is cached by then, so a range may come twice: it is the last
+        write of it that counts, and the listener keeps them in order.
+        """
+        ...

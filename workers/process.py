@@ -1,0 +1,268 @@
+"""A worker's life: load, open, subscribe, register; and all of it backwards at the end."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from proto import subjects
+from proto.cards import ModelCard, RankAgent, WorkerCard
+from proto.codec import decode
+from proto.errors import DeadlineExceeded, Disconnected, InternalFault
+from proto.jobs import Landing
+from proto.names import check_id, new_id
+from proto.reports import AnyBeat
+from proto.roles import WorkerState
+from services.admin import Health, open_admin
+from services.bus import Bus, open_bus
+from services.directory import Directory, open_directory
+from services.liveness import BeatSettings, Liveness, send_beats, watch_beats
+from services.logs import set_up_logs
+from services.metrics import Metrics, WorkerMetrics
+from services.models.folder import ModelFolder, resolve_model
+from services.objects import open_objects
+from services.tasks import open_tasks
+from services.work_queue import open_work_queue
+from workers.assembly import Ground, Parts, assemble, observe
+from workers.bridge import EngineBridge
+from workers.engine.engine import Engine
+from workers.engine.engine_thread import EngineThread
+from workers.engine.runner import Runner
+from workers.registration import Registration, publish_model
+from workers.roles.term import Term
+from workers.runners import engine_settings, kv_class, load_runner, pool_layout
+from workers.settings import WorkerSettings
+from workers.transfer.nixl_transport import NixlTransport, Operation
+from workers.transfer.peers import Peers
+from workers.transfer.transfer_thread import TransferThread
+
+LOOK_S = 0.5
+PROBE_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What is ready before anything is open to others."""
+
+    folder: ModelFolder
+    runner: Runner
+    weights_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The process around the worker."""
+
+    settings: WorkerSettings
+    term: Term
+    bus: Bus
+    directory: Directory
+    metrics: Metrics
+    health: Health
+    shutdown: asyncio.Event
+
+    @property
+    def ns(self) -> str:
+        return self.settings.mesh.ns
+
+
+async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
+    """Serve until `shutdown` is set, then leave: no new work, a drain, and what is left goes elsewhere.
+
+    Raises:
+        KvmeshError: it cannot start, or its engine has died.
+    """
+    name = check_id(settings.name or f"worker-{new_id()[:8]}", "worker.name")
+    set_up_logs(settings.logs, "worker", name)
+    metrics, health = Metrics("worker", name), Health()
+    metrics.watch_process()
+    obstacles = ["it is loading"]
+    health.require_to_be_ready("start", lambda: "".join(obstacles))
+    async with (
+        open_admin(settings.admin, health, metrics),
+        open_bus(settings.bus, name) as bus,
+        open_directory(settings.directory) as directory,
+    ):
+        term = Term(name, new_id(), settings.role)
+        outside = Outside(settings, term, bus, directory, metrics, health, shutdown)
+        loaded = await asyncio.to_thread(_load, settings)
+        async with _working(outside, loaded) as (ground, parts, rank):
+            await _serve(outside, ground, parts, rank, obstacles)
+
+
+def _load(settings: WorkerSettings) -> Loaded:
+    folder = resolve_model(settings.model)
+    runner, digest = load_runner(settings, folder)
+    log.info(
+        "loaded %s", folder.name, extra={"num_blocks": runner.num_blocks, "pool_bytes": runner.pool_bytes}
+    )
+    return Loaded(folder, runner, digest)
+
+
+@asynccontextmanager
+async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Ground, Parts, RankAgent]]:
+    """The engine and the transfers run; nothing is open to others yet."""
+    settings, term = outside.settings, outside.term
+    loop = asyncio.get_running_loop()
+    card = await _publish_model(outside, loaded)
+    bridge = EngineBridge()
+    engine = Engine(loaded.runner, engine_settings(settings, loaded.runner, loaded.folder), bridge)
+    pool = pool_layout(loaded.runner)
+    transport = NixlTransport(f"{term.worker}.{term.incarnation}", pool)
+
+    def on_landing(landing: Landing) -> None:
+        loop.call_soon_threadsafe(parts.lender.land, landing)
+
+    worker_metrics = WorkerMetrics(outside.metrics)
+
+    def on_moved(operation: Operation, num_bytes: int) -> None:
+        moved = worker_metrics.bytes_pushed if operation == "WRITE" else worker_metrics.bytes_pulled
+        moved.inc(num_bytes)
+
+    transfers = TransferThread(transport, on_landing, on_moved)
+    queue = await open_work_queue(
+        outside.bus, settings.queue, subjects.prefill_stream(outside.ns), subjects.prefill_any(outside.ns)
+    )
+    async with transfers.running() as rank:
+        peers = Peers(rank, term.worker, transfers)
+        ground = Ground(
+            settings, term, outside.bus, queue, engine, bridge, transfers, peers, pool, card, worker_metrics
+        )
+        parts = assemble(ground, outside.shutdown.set)
+        observe(outside.metrics, ground, parts)
+        bridge.connect(parts.take_step)
+        outside.health.require_to_live("engine", lambda: str(engine.fault or ""))
+        outside.health.require_to_live("transfers", lambda: "" if transfers.is_alive else "they have ended")
+        with EngineThread(engine):
+            yield ground, parts, rank
+
+
+async def _publish_model(outside: Outside, loaded: Loaded) -> ModelCard:
+    """Tokenizer files go over a connection of their own, so that nothing waits behind them."""
+    settings = outside.settings
+    async with open_bus(settings.bus, f"{outside.term.worker}-bulk") as bulk:
+        objects = await open_objects(bulk, settings.objects, subjects.objects_bucket(outside.ns))
+        kv = kv_class(loaded.runner, loaded.weights_digest)
+        return await publish_model(outside.directory, objects, outside.ns, loaded.folder, kv)
+
+
+async def _serve(
+    outside: Outside, ground: Ground, parts: Parts, rank: RankAgent, obstacles: list[str]
+) -> None:
+    """Registered after subscribed; unregistered before unsubscribed."""
+    ns, term, bus = outside.ns, outside.term, outside.bus
+    mesh = outside.settings.mesh
+    beating = BeatSettings(interval_s=mesh.beat_s, lost_after_s=mesh.lost_after_s)
+    registration = Registration(outside.directory, ns, _worker_card(outside, ground), rank)
+    async with (
+        watch_beats(bus, ns, beating, _decode_beat) as liveness,
+        open_tasks() as tasks,
+    ):
+        running = [
+            tasks.create_task(life, name=what)
+            for what, life in (
+                ("outbox", parts.outbox.run()),
+                ("KV events", parts.publisher.run()),
+                ("patrol", parts.patrol.run()),
+                ("decode desk", parts.decode_desk.run()),
+                ("prefill desk", parts.prefill_desk.run()),
+                ("door", parts.door.run()),
+                ("peers", ground.peers.follow(outside.directory, ns)),
+                ("gone frontends", _end_for_gone_frontends(outside, parts, liveness)),
+                ("engine watch", _watch_engine(ground.engine)),
+            )
+        ]
+        liveness.on_beat(parts.hear)
+        subscriptions = [
+            await bus.subscribe(
+                subjects.worker_generate(ns, term.worker), parts.door.on_generate, perishable=True
+            ),
+            await bus.subscribe(subjects.worker_control(ns, term.worker), parts.door.on_control),
+        ]
+        async with send_beats(bus, subjects.beat(ns, term.worker), parts.reporter.payload, beating):
+            await registration.publish_agent()
+            await registration.publish(term)
+            obstacles.clear()
+            log.info("ready as %s", term.role, extra={"model": ground.card.name})
+            await outside.shutdown.wait()
+            obstacles.append("it is leaving")
+            await _leave(outside, parts, registration)
+        for subscription in subscriptions:
+            await subscription.close()
+        for task in running:
+            task.cancel()
+
+
+async def _leave(outside: Outside, parts: Parts, registration: Registration) -> None:
+    outside.term.state = WorkerState.LEAVING
+    parts.prefill_desk.wake()
+    try:
+        await registration.withdraw()
+    except (Disconnected, DeadlineExceeded) as error:
+        log.warning("not withdrawn; the lease will end it", extra={"reason": str(error)})
+    try:
+        async with asyncio.timeout(outside.settings.mesh.drain_limit_s):
+            await parts.decode_desk.served.wait_empty()
+            await parts.prefill_desk.wait_idle()
+    except TimeoutError:
+        log.info("what is left goes elsewhere", extra={"num_left": len(parts.decode_desk.served)})
+    parts.decode_desk.send_elsewhere()
+    await parts.outbox.flush()
+    await parts.publisher.publish()
+
+
+async def _watch_engine(engine: Engine) -> None:
+    """A worker whose engine has died, or hangs, leaves: what it serves goes on elsewhere."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if engine.fault is not None:
+            raise InternalFault(reason=f"the engine has ended: {engine.fault}")
+
+
+async def _end_for_gone_frontends(outside: Outside, parts: Parts, liveness: Liveness[AnyBeat]) -> None:
+    """Nothing is computed for a frontend that beats no more and listens no more."""
+    lost: asyncio.Queue[str] = asyncio.Queue()
+
+    def on_change(process: str, is_alive: bool) -> None:
+        if not is_alive:
+            parts.lose(process)
+            lost.put_nowait(process)
+
+    liveness.on_change(on_change)
+    while True:
+        process = await lost.get()
+        if process not in parts.outbox.clients():
+            continue
+        subject = subjects.stream(outside.ns, process)
+        try:
+            if not await outside.bus.has_responder(subject, PROBE_S):
+                parts.decode_desk.cancel_client(process)
+        except Disconnected:
+            lost.put_nowait(process)
+            await outside.bus.wait_connected(outside.settings.bus.connect_timeout_s)
+
+
+def _decode_beat(payload: bytes) -> AnyBeat:
+    beat: AnyBeat = decode(payload, AnyBeat)  # type: ignore[arg-type]
+    return beat
+
+
+def _worker_card(outside: Outside, ground: Ground) -> WorkerCard:
+    settings, term = outside.settings, outside.term
+    return WorkerCard(
+        worker=term.worker,
+        model=ground.card.name,
+        role=term.role,
+        epoch=term.epoch,
+        incarnation=term.incarnation,
+        state=term.state,
+        kv_class=ground.card.kv_class,
+        num_blocks=ground.pool.num_blocks,
+        max_sequences=settings.max_sequences,
+        host=settings.mesh.host_name,
+        zone=settings.mesh.zone,
+        hardware=settings.device,
+    )

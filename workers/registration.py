@@ -1,0 +1,122 @@
+"""What a worker puts into the directory: the model's card, its own, and the way to its memory."""
+
+import logging
+import time
+
+from proto import keys
+from proto.cards import AgentCard, KvClass, ModelCard, RankAgent, TextFiles, WorkerCard
+from proto.codec import decode, encode
+from proto.errors import Conflict, InvalidSetting
+from services.directory import Directory
+from services.models.folder import ModelFolder
+from services.objects import Objects
+from workers.roles.proof import own_identity
+from workers.roles.term import Term
+
+log = logging.getLogger(__name__)
+
+
+async def publish_model(
+    directory: Directory, objects: Objects, ns: str, folder: ModelFolder, kv_class: KvClass
+) -> ModelCard:
+    """The model's card, as the directory has it; the first worker puts it there, with the files it names.
+
+    A card that nobody serves any more gives way.
+
+    Raises:
+        InvalidSetting: other workers serve this model with KV or text that differ.
+    """
+    ours = await _card(objects, folder, kv_class)
+    key = keys.model(ns, folder.name)
+    while True:
+        entry = await directory.get(key)
+        if entry is None:
+            if await directory.create(key, encode(ours)):
+                return ours
+            continue
+        theirs = decode(entry.value, ModelCard)
+        if _serve_alike(ours, theirs):
+            return theirs
+        if await _is_served(directory, ns, folder.name):
+            raise _mismatch(ours, theirs)
+        try:
+            await directory.swap(key, encode(ours), entry.revision)
+        except Conflict:
+            continue
+        log.info("the model's card was replaced", extra={"model": folder.name})
+        return ours
+
+
+async def _card(objects: Objects, folder: ModelFolder, kv_class: KvClass) -> ModelCard:
+    tokenizer = await objects.put_if_absent(folder.tokenizer_path.read_bytes())
+    template = await objects.put_if_absent(folder.chat_template.encode()) if folder.chat_template else ""
+    return ModelCard(
+        name=folder.name,
+        kv_class=kv_class,
+        text=TextFiles(tokenizer, template, folder.bos_token, folder.eos_token),
+        context_tokens=folder.context_tokens,
+        vocab_size=folder.vocab_size,
+        eos_tokens=folder.eos_tokens,
+        created_s=int(time.time()),
+    )
+
+
+def _serve_alike(ours: ModelCard, theirs: ModelCard) -> bool:
+    return (ours.kv_class, ours.text, ours.context_tokens) == (
+        theirs.kv_class,
+        theirs.text,
+        theirs.context_tokens,
+    )
+
+
+def _mismatch(ours: ModelCard, theirs: ModelCard) -> InvalidSetting:
+    for field in ("block_size", "dtype", "weights_digest"):
+        mine, other = getattr(ours.kv_class, field), getattr(theirs.kv_class, field)
+        if mine != other:
+            reason = f"the workers that serve {ours.name!r} have {field} {other!r}, not {mine!r}"
+            return InvalidSetting(setting="model", reason=reason)
+    return InvalidSetting(
+        setting="model", reason=f"the workers that serve {ours.name!r} have other tokenizer files"
+    )
+
+
+async def _is_served(directory: Directory, ns: str, model: str) -> bool:
+    entries = await directory.list(keys.workers(ns))
+    return any(decode(entry.value, WorkerCard).model == model for entry in entries)
+
+
+class Registration:
+    """This worker's own keys. Owned: they vanish with the process, and come back after any outage."""
+
+    def __init__(self, directory: Directory, ns: str, card: WorkerCard, rank: RankAgent) -> None:
+        self._directory = directory
+        self._ns = ns
+        self._card = card
+        self._rank = rank
+
+    async def publish_agent(self) -> None:
+        """Before the card: whoever is chosen can be reached."""
+        agent = AgentCard(self._card.worker, self._card.incarnation, own_identity(), [self._rank])
+        await self._directory.own(keys.agent(self._ns, self._card.worker), encode(agent))
+
+    async def publish(self, term: Term) -> None:
+        """The card as the term has it now."""
+        card = WorkerCard(
+            worker=self._card.worker,
+            model=self._card.model,
+            role=term.role,
+            epoch=term.epoch,
+            incarnation=self._card.incarnation,
+            state=term.state,
+            kv_class=self._card.kv_class,
+            num_blocks=self._card.num_blocks,
+            max_sequences=self._card.max_sequences,
+            host=self._card.host,
+            zone=self._card.zone,
+            hardware=self._card.hardware,
+        )
+        await self._directory.own(keys.worker(self._ns, self._card.worker), encode(card))
+
+    async def withdraw(self) -> None:
+        """No new work. The way to the memory stays until the process ends."""
+        await self._directory.disown(keys.worker(self._ns, self._card.worker))

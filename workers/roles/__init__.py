@@ -1,0 +1,7 @@
+"""A prefill elsewhere, from both ends, and the leaves to touch memory that it takes.
+
+The owner's side: `prefill_view` (who could take a job), `owned_job` (one job), `remote_prefill` (its life),
+`lender` (who may touch blocks here) with `grants` and `pins`, `patrol` and `proof` (when a writer is gone for
+certain). The holder's side: `held_job` (from a job taken to its landing) and `held_grants` (what may be
+written). `term` says which role a worker has, and in which epoch.
+"""

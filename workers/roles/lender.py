@@ -1,0 +1,164 @@
+"""Who may touch blocks here: the owner's side of every grant and pin.
+
+All methods run on the event loop. The engine has set granted blocks aside; what ends a grant decides whether
+they go to the awaiting sequence or back to the pool.
+"""
+
+import logging
+
+from proto.control import AskGrant, BlockHolding, Granted, Holdings, Pin, Pinned, Unpinned
+from proto.errors import GrantRefused
+from proto.events import unpack_hashes
+from proto.jobs import Landing
+from proto.names import new_id
+from workers.engine.engine import Engine
+from workers.roles.grants import Grant, GrantTable
+from workers.roles.owned_job import JobEnd, OwnedJob
+from workers.roles.pins import PinTable
+from workers.transfer.peers import Peers
+from workers.transfer.transfer_thread import TransferThread
+
+log = logging.getLogger(__name__)
+
+MAX_PIN_S = 60.0
+
+
+class Lender:
+    """Args: `max_lent_share`: granted plus quarantined blocks stay under this share of the pool."""
+
+    def __init__(
+        self, engine: Engine, peers: Peers, transfers: TransferThread, max_lent_share: float
+    ) -> None:
+        self._engine = engine
+        self._peers = peers
+        self._transfers = transfers
+        self._max_lent_share = max_lent_share
+        self._jobs: dict[str, OwnedJob] = {}
+        self.grants = GrantTable()
+        self.pins = PinTable()
+
+    def open_job(self, owned: OwnedJob) -> None:
+        self._jobs[owned.job.job] = owned
+
+    def close_job(self, owned: OwnedJob) -> None:
+        """Nobody awaits this job's KV any more: its grant, if it still lives, goes into quarantine."""
+        del self._jobs[owned.job.job]
+        if owned.grant is not None:
+            self.grants.quarantine(owned.grant.granted.grant)
+
+    def give_up(self, job: str, reason: str) -> None:
+        """A taker says that it cannot do the job."""
+        owned = self._jobs.get(job)
+        if owned is not None and owned.grant is None:
+            owned.settle(JobEnd.FAILED, reason)
+
+    def lose(self, worker: str) -> None:
+        """A worker is lost: what it had taken ends; its grants stay closed until its end is proven."""
+        for owned in list(self._jobs.values()):
+            if owned.is_with(worker):
+                owned.settle(JobEnd.FAILED, f"{worker} was lost")
+
+    def grant(self, ask: AskGrant) -> Granted:
+        """Set blocks aside for the holder's writes.
+
+        Raises:
+            GrantRefused: the job is done with, the holder cannot be fenced, or too much is lent already.
+        """
+        owned = self._jobs.get(ask.job)
+        if owned is None or not owned.is_open:
+            raise GrantRefused(job=ask.job, reason="the job is done with")
+        asked = self.grants.find_asked(ask.job, ask.holder_incarnation)
+        if asked is not None:
+            return asked.granted
+        card = self._peers.card(ask.holder, ask.holder_incarnation)
+        if card is None:
+            raise GrantRefused(job=ask.job, reason=f"{ask.holder} is not in the directory")
+        blocks = self._set_aside(owned)
+        if owned.grant is not None:
+            self.grants.quarantine(owned.grant.granted.grant)
+        granted = Granted(new_id(), ask.job, owned.start, owned.end, blocks)
+        owned.note_grant(
+            self.grants.add(granted, owned.sequence, ask.holder, ask.holder_incarnation, card.process)
+        )
+        self._transfers.expect(len(self.grants))
+        return granted
+
+    def _set_aside(self, owned: OwnedJob) -> list[int]:
+        size = self._engine.settings.block_size
+        wanted = -(-(owned.end - owned.start) // size)
+        limit = int(self._engine.settings.num_blocks * self._max_lent_share)
+        if self.num_lent_blocks + wanted > limit:
+            raise GrantRefused(job=owned.job.job, reason=f"{wanted} more blocks would pass {limit} lent ones")
+        return self._engine.set_aside(owned.sequence, owned.end)
+
+    @property
+    def num_lent_blocks(self) -> int:
+        return self.grants.num_granted_blocks + self.grants.num_quarantined_blocks
+
+    def land(self, landing: Landing) -> None:
+        """Every write of a grant lies here. A notice that comes twice, or late, changes nothing."""
+        grant = self._take(landing.grant)
+        if grant is None:
+            return
+        owned = self._jobs.get(grant.granted.job)
+        is_awaited = owned is not None and owned.is_open and owned.grant is grant
+        if is_awaited and self._engine.land(grant.sequence, grant.granted.blocks, grant.granted.end):
+            assert owned is not None
+            owned.settle(JobEnd.LANDED)
+        else:
+            self._engine.give_back(grant.granted.blocks)
+
+    def end_grant(self, grant_id: str, reason: str) -> None:
+        """The holder will never write under this grant again: it said so, or its end is proven."""
+        grant = self._take(grant_id)
+        if grant is None:
+            return
+        self._engine.give_back(grant.granted.blocks)
+        owned = self._jobs.get(grant.granted.job)
+        if owned is not None and owned.grant is grant:
+            owned.settle(JobEnd.FAILED, reason)
+
+    def _take(self, grant_id: str) -> Grant | None:
+        grant = self.grants.take(grant_id)
+        self._transfers.expect(len(self.grants))
+        return grant
+
+    def pin(self, ask: Pin) -> Pinned:
+        blocks = self._engine.pin(unpack_hashes(ask.hashes))
+        if not blocks:
+            return Pinned("", [])
+        pin = new_id()
+        self.pins.add(pin, ask.reader, blocks, min(ask.ttl_s, MAX_PIN_S))
+        return Pinned(pin, blocks)
+
+    def unpin(self, pin: str) -> Unpinned:
+        held = self.pins.take(pin)
+        if held is None:
+            return Unpinned(False)
+        self._engine.unpin(held.blocks)
+        return Unpinned(True)
+
+    def expire_pins(self) -> None:
+        for held in self.pins.take_expired():
+            log.warning("a pin ended before its reader let go", extra={"reader": held.reader})
+            self._engine.unpin(held.blocks)
+
+    def holdings(self) -> Holdings:
+        load = self._engine.load()
+        now_s = self.grants.now_s()
+
+        def shown(grant: Grant) -> BlockHolding:
+            age_s = now_s - grant.began_s
+            return BlockHolding(grant.granted.grant, grant.holder, grant.num_blocks, age_s)
+
+        grants = self.grants.all()
+        return Holdings(
+            granted=[shown(grant) for grant in grants if not grant.is_quarantined],
+            quarantined=[shown(grant) for grant in grants if grant.is_quarantined],
+            pinned=[
+                BlockHolding(held.pin, held.reader, len(held.blocks), now_s - held.began_s)
+                for held in self.pins.all()
+            ],
+            free_blocks=load.free_blocks,
+            total_blocks=load.total_blocks,
+        )

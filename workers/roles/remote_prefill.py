@@ -1,0 +1,124 @@
+"""The life of one remote prefill at its owner: offer it, await its KV, else fall back to local prefill.
+
+```
+ offer ──► asked directly ──taken──► (grant asked for) ──► landed ──► the sequence goes on
+   │            │ refused, silent          │ nobody asks
+   │            ▼                          │ holder lost, gave up, too slow
+   └──────► work queue ───────────────────►▼
+                                        recall: prefill here
+```
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from proto import subjects
+from proto.codec import encode
+from proto.control import CancelJob, Done, TakeJob
+from proto.errors import DeadlineExceeded, KvmeshError
+from services.work_queue import WorkQueue
+from workers.control_client import ControlClient
+from workers.engine.engine import Engine
+from workers.roles.lender import Lender
+from workers.roles.owned_job import JobEnd, OwnedJob
+from workers.roles.prefill_view import PrefillView
+
+ASK_TIMEOUT_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePrefillLimits:
+    """Units: seconds from the offer until the grant must be asked for, and until the KV must have landed."""
+
+    grant_wait_s: float
+    landing_wait_s: float
+
+
+class RemotePrefills:
+    """Offers jobs of this worker and sees each to its end."""
+
+    def __init__(
+        self,
+        ns: str,
+        engine: Engine,
+        lender: Lender,
+        view: PrefillView,
+        control: ControlClient,
+        queue: WorkQueue,
+        limits: RemotePrefillLimits,
+        asks_directly: bool,
+    ) -> None:
+        self._ns = ns
+        self._engine = engine
+        self._lender = lender
+        self._view = view
+        self._control = control
+        self._queue = queue
+        self._limits = limits
+        self._asks_directly = asks_directly
+
+    async def run(self, owned: OwnedJob) -> JobEnd:
+        """See the job to its end; afterwards the sequence is scheduled here, unless it was cancelled.
+
+        Cancel: as an end of the job: its grant goes into quarantine.
+        """
+        self._lender.open_job(owned)
+        end = JobEnd.CANCELLED
+        try:
+            end = await self._see_through(owned)
+        finally:
+            owned.settle(JobEnd.CANCELLED)
+            self._lender.close_job(owned)
+            if end is JobEnd.FAILED:
+                log.info("prefill falls back to here", extra={"job": owned.job.job, "reason": owned.reason})
+                self._engine.recall(owned.sequence)
+        if end is not JobEnd.LANDED and owned.grant is not None:
+            await self._call_off(owned.grant.holder, owned.job.job)
+        return end
+
+    async def _see_through(self, owned: OwnedJob) -> JobEnd:
+        try:
+            async with asyncio.timeout(self._limits.landing_wait_s):
+                await self._offer(owned)
+                await self._wait_granted(owned)
+                return await owned.wait_ended()
+        except TimeoutError:
+            owned.settle(JobEnd.FAILED, f"no landing within {self._limits.landing_wait_s} s")
+        except KvmeshError as error:
+            owned.settle(JobEnd.FAILED, str(error))
+        return await owned.wait_ended()
+
+    async def _wait_granted(self, owned: OwnedJob) -> None:
+        try:
+            async with asyncio.timeout(self._limits.grant_wait_s):
+                await owned.wait_granted()
+        except TimeoutError as error:
+            raise DeadlineExceeded(what="taking the job", limit_s=self._limits.grant_wait_s) from error
+
+    async def _offer(self, owned: OwnedJob) -> None:
+        if not (self._asks_directly and await self._is_taken_directly(owned)):
+            payload = encode(owned.job, self._queue.bus.max_payload_bytes)
+            await self._queue.put(subjects.prefill(self._ns, owned.job.model), owned.job.job, payload)
+
+    async def _is_taken_directly(self, owned: OwnedJob) -> bool:
+        best = self._view.choose()
+        if best is None:
+            return False
+        owned.taker = best.worker
+        try:
+            await self._control.ask(best.worker, TakeJob(owned.job), Done, ASK_TIMEOUT_S)
+        except KvmeshError as error:
+            log.info("%s does not take a job", best.worker, extra={"reason": str(error)})
+            owned.taker = ""
+            return False
+        return True
+
+    async def _call_off(self, holder: str, job: str) -> None:
+        """Tell the holder to stop at once; should this be lost, the patrol says it again."""
+        try:
+            await self._control.ask(holder, CancelJob(job), Done, ASK_TIMEOUT_S)
+        except KvmeshError as error:
+            log.info("%s was not told that a job ended", holder, extra={"reason": str(error)})

@@ -1,0 +1,30 @@
+"""Which role a worker has, and in which epoch: one epoch, one role."""
+
+from dataclasses import dataclass
+
+from proto.errors import GoElsewhere
+from proto.roles import Role, WorkerState
+
+
+@dataclass(slots=True)
+class Term:
+    """Owned by the worker's loop; what takes work asks it at the moment of taking."""
+
+    worker: str
+    incarnation: str
+    role: Role
+    epoch: int = 1
+    state: WorkerState = WorkerState.READY
+
+    def check_takes(self, role: Role, epoch: int | None = None) -> None:
+        """Settle whether new work of `role`, stamped with `epoch` if any, is taken now.
+
+        Raises:
+            GoElsewhere: with the reason.
+        """
+        if self.state is not WorkerState.READY:
+            raise GoElsewhere(worker=self.worker, reason=f"it is {self.state}")
+        if self.role is not role:
+            raise GoElsewhere(worker=self.worker, reason=f"its role is {self.role}")
+        if epoch is not None and epoch != self.epoch:
+            raise GoElsewhere(worker=self.worker, reason=f"its epoch is {self.epoch}, not {epoch}")

@@ -1,0 +1,85 @@
+"""The runner that a worker's settings ask for, and how its pool looks to others."""
+
+from proto.cards import KvClass
+from proto.layout import PoolLayout
+from services.models.folder import ModelFolder
+from workers.engine.engine_settings import EngineSettings
+from workers.engine.runner import Runner
+from workers.engine.simulated_runner import SimulatedRunner
+from workers.settings import WorkerSettings
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def load_runner(settings: WorkerSettings, folder: ModelFolder) -> tuple[Runner, str]:
+    """The runner and the digest that names its weights. Takes seconds: for a thread.
+
+    Raises:
+        InvalidSetting: model, device or dtype cannot be used.
+    """
+    if settings.engine == "simulated":
+        return _simulated(settings), f"simulated-{folder.tokenizer_digest[:16]}"
+    # Only here: a simulated worker needs no torch, and starts without it.
+    from workers.engine.torch_runner import load_torch_runner
+    from workers.model.config import read_config
+    from workers.model.weights import weights_digest
+
+    config = read_config(folder.path)
+    item_bytes = _ITEM_BYTES.get(settings.dtype, 4)
+    layer_bytes = 2 * config.num_kv_heads * settings.block_size * config.head_dim * item_bytes
+    runner = load_torch_runner(
+        folder.path,
+        device=settings.device,
+        dtype=settings.dtype,
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks or num_blocks_in(settings.pool_mib, config.num_layers * layer_bytes),
+        layers_per_push=min(config.num_layers, -(-settings.push_kib * 1024 // layer_bytes)),
+        num_threads=settings.threads,
+    )
+    return runner, weights_digest(folder.path)
+
+
+def _simulated(settings: WorkerSettings) -> SimulatedRunner:
+    model = settings.simulated
+    block_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * settings.block_size * 4
+    num_blocks = settings.num_blocks or num_blocks_in(settings.pool_mib, block_bytes)
+    return SimulatedRunner(model, num_blocks, settings.block_size)
+
+
+def num_blocks_in(pool_mib: int, block_bytes: int) -> int:
+    """How many blocks a pool of that size holds, at least one."""
+    return max(1, pool_mib * 2**20 // block_bytes)
+
+
+def engine_settings(settings: WorkerSettings, runner: Runner, folder: ModelFolder) -> EngineSettings:
+    return EngineSettings(
+        num_blocks=runner.num_blocks,
+        context_tokens=folder.context_tokens,
+        block_size=runner.block_size,
+        vocab_size=folder.vocab_size,
+        step_tokens=settings.step_tokens,
+        max_sequences=settings.max_sequences,
+        max_waiting=settings.max_waiting,
+        step_stall_s=settings.step_stall_s,
+    )
+
+
+def pool_layout(runner: Runner) -> PoolLayout:
+    """The whole pool of a worker of one rank: all layers, all heads."""
+    return PoolLayout(
+        address=runner.pool_address,
+        num_blocks=runner.num_blocks,
+        block_size=runner.block_size,
+        first_layer=0,
+        num_layers=runner.num_layers,
+        first_head=0,
+        num_heads=runner.num_kv_heads,
+        head_dim=runner.head_dim,
+        dtype=runner.dtype,
+        item_bytes=runner.itemsize,
+        device=runner.pool_device,
+    )
+
+
+def kv_class(runner: Runner, weights_digest: str) -> KvClass:
+    return KvClass(weights_digest, runner.dtype, runner.block_size)

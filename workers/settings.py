@@ -1,0 +1,80 @@
+"""Every setting of a worker."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from proto.roles import Role
+from services.admin import AdminSettings
+from services.bus import BusSettings
+from services.directory import DirectorySettings
+from services.logs import LogSettings
+from services.mesh_settings import MeshSettings
+from services.objects import ObjectSettings
+from services.tracing import TraceSettings
+from services.work_queue import WorkQueueSettings
+from workers.engine.simulated_runner import SimulatedModel
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker: what it runs, where, and how much it takes."""
+
+    mesh: MeshSettings = MeshSettings()
+    bus: BusSettings = BusSettings()
+    directory: DirectorySettings = msgspec.field(default_factory=DirectorySettings)
+    logs: LogSettings = LogSettings()
+    tracing: TraceSettings = TraceSettings()
+    admin: AdminSettings = AdminSettings()
+    queue: WorkQueueSettings = WorkQueueSettings()
+    objects: ObjectSettings = ObjectSettings()
+    simulated: SimulatedModel = SimulatedModel()
+
+    name: Annotated[str, Meta(description="id of this worker; empty: one made at start")] = ""
+    role: Annotated[Role, Meta(description="role at start: prefill or decode")] = Role.DECODE
+    model: Annotated[
+        str, Meta(description="catalog name, local Hugging Face folder, or hub name org/name")
+    ] = "smollm2-135m"
+    engine: Annotated[
+        Literal["torch", "simulated"], Meta(description="torch, or simulated: time from [simulated]")
+    ] = "torch"
+    device: Annotated[str, Meta(description="torch device, such as cpu or cuda:0")] = "cpu"
+    dtype: Annotated[str, Meta(description="float32, bfloat16 or float16, of weights and KV")] = "float32"
+    threads: Annotated[int, Meta(ge=1, description="threads that torch computes with on a CPU")] = 1
+    num_blocks: Annotated[
+        int, Meta(ge=0, description="blocks of KV in the pool; 0: as many as pool_mib holds")
+    ] = 0
+    pool_mib: Annotated[int, Meta(ge=1, description="size of the pool in MiB, where num_blocks is 0")] = 512
+    block_size: Annotated[int, Meta(ge=1, description="tokens a block")] = 16
+    step_tokens: Annotated[int, Meta(ge=2, description="most tokens computed in one step")] = 256
+    max_sequences: Annotated[int, Meta(ge=1, description="most sequences computed at once")] = 64
+    max_waiting: Annotated[int, Meta(ge=1, description="most sequences that wait for their turn")] = 512
+    step_stall_s: Annotated[float, Meta(gt=0, description="seconds after which a step counts as hung")] = 30.0
+    remote_min_tokens: Annotated[
+        int, Meta(ge=0, description="uncached tokens from which a prompt is prefilled elsewhere")
+    ] = 128
+    asks_directly: Annotated[
+        bool, Meta(description="ask the best prefill worker before a job goes to the queue")
+    ] = True
+    grant_wait_s: Annotated[
+        float, Meta(gt=0, description="seconds that a job may wait for its taker to ask for the grant")
+    ] = 5.0
+    landing_wait_s: Annotated[
+        float, Meta(gt=0, description="seconds from the offer of a job until its KV must have landed")
+    ] = 60.0
+    max_jobs: Annotated[int, Meta(ge=1, description="prefill jobs in hand at once")] = 4
+    max_lent_share: Annotated[
+        float, Meta(gt=0, le=1, description="share of the pool that may be granted or in quarantine")
+    ] = 0.5
+    max_quarantine_s: Annotated[
+        float, Meta(gt=0, description="seconds in quarantine after which this worker starts anew")
+    ] = 600.0
+    push_kib: Annotated[
+        int, Meta(ge=1, description="least KiB of a block that leave in one piece while others compute")
+    ] = 64
+    early_cancel_s: Annotated[
+        float, Meta(gt=0, description="seconds that a cancel of a request not seen yet is remembered")
+    ] = 10.0
+    keep_ended_s: Annotated[
+        float, Meta(gt=0, description="seconds that an ended stream waits for its acknowledgement")
+    ] = 60.0

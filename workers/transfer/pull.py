@@ -1,0 +1,43 @@
+"""The read of another worker's blocks under its pin."""
+
+import asyncio
+from collections.abc import Sequence
+
+from proto.layout import BlockPair, LayerRange, PoolLayout, plan_copies
+from workers.transfer.outcome import Outcome
+from workers.transfer.peers import Peer
+from workers.transfer.transfer_thread import Transfer, TransferThread
+
+
+async def pull_blocks(
+    peer: Peer, theirs: Sequence[int], own: PoolLayout, ours: Sequence[int], transfers: TransferThread
+) -> None:
+    """Read their blocks into ours, block by block in the order given.
+
+    The caller holds a pin on theirs and asks after the return whether it held throughout.
+
+    Cancel: waits for the read to end all the same, since it writes into our blocks.
+
+    Raises:
+        TransferFault: the read failed; our blocks hold nothing of use.
+    """
+    pairs = [BlockPair(*pair) for pair in zip(theirs, ours, strict=True)]
+    copies = plan_copies(peer.rank.pool, own, pairs, LayerRange(own.first_layer, own.num_layers))
+    over = Outcome(asyncio.get_running_loop())
+    transfers.submit(
+        Transfer(
+            "READ",
+            peer.rank.agent,
+            copies,
+            peer.rank.pool.device,
+            lambda: True,
+            over.settle,
+        )
+    )
+    try:
+        fault = await over.wait()
+    except asyncio.CancelledError:
+        await over.wait()
+        raise
+    if fault is not None:
+        raise fault
