@@ -1,0 +1,1 @@
+"""Tests of the client side of a request's life."""
