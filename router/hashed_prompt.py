@@ -1,0 +1,47 @@
+"""A request's prompt as its block hashes: what the index is asked with, and what other routers hear."""
+
+import asyncio
+from itertools import islice
+
+import msgspec
+
+from proto.blockhash import HASH_BYTES, block_salt, iter_block_hashes
+from proto.cards import KvClass
+from proto.requests import GenerateRequest
+from proto.tokens import count_tokens
+from router.kv_index import block_keys
+
+SLICE_BLOCKS = 256  # about half a millisecond of hashing
+
+
+class HashedPrompt(msgspec.Struct, frozen=True):
+    """The full blocks of a prompt. `keys[i]` is how the index knows the i-th hash of `hashes`.
+
+    Units: `num_tokens` of prompt and earlier attempts' answer together; `block_size` in tokens.
+    """
+
+    num_tokens: int
+    block_size: int
+    hashes: bytes
+    keys: list[int]
+
+    def hit_tokens(self, num_blocks: int) -> int:
+        """What a worker with the first `num_blocks` blocks need not compute: at most all but one token."""
+        return min(num_blocks * self.block_size, max(0, self.num_tokens - 1))
+
+
+async def hash_prompt(request: GenerateRequest, kv_class: KvClass) -> HashedPrompt:
+    """Hashes what the worker will prefill: the prompt, then what earlier attempts generated.
+
+    Lets the loop turn between slices, so that a long prompt delays nobody else's.
+    """
+    tokens = request.prompt + request.generated
+    salt = block_salt(kv_class.weights_digest, request.salt)
+    hashing = iter_block_hashes(tokens, kv_class.block_size, salt)
+    hashes = bytearray()
+    while piece := b"".join(islice(hashing, SLICE_BLOCKS)):
+        hashes += piece
+        if len(piece) == SLICE_BLOCKS * HASH_BYTES:
+            await asyncio.sleep(0)
+    packed = bytes(hashes)
+    return HashedPrompt(count_tokens(tokens), kv_class.block_size, packed, block_keys(packed))

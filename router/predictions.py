@@ -1,0 +1,154 @@
+"""What workers were promised and have not reported yet: prefixes that they will hold, and load.
+
+```
+ choice made ──► load counts, prefix counts
+                   │            │
+   a report        ▼            │      the load is in the report now
+   includes it   (gone)         ▼
+   its KV event came          (gone)   the prefix is in the index now
+   or it is too old           (gone)   it was refused, cancelled, or lost
+```
+The prefix outlives the load, because a worker reports a request when it takes it and its blocks only when
+they are computed: siblings that come in between must still follow it.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+PromiseId = tuple[str, int]
+"""The router that decided, and the number of its decision."""
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """One choice, as the worker will feel it.
+
+    `keys` are those of the whole prompt. Units: `new_tokens` to compute; `made_s` on this process's clock.
+    """
+
+    router: str
+    number: int
+    worker: str
+    new_tokens: int
+    keys: Sequence[int]
+    made_s: float
+
+    @property
+    def id(self) -> PromiseId:
+        return (self.router, self.number)
+
+
+class PromisedLoad(msgspec.Struct, frozen=True):
+    num_sequences: int = 0
+    new_tokens: int = 0
+
+
+class _Ledger:
+    """The promises made to one worker, each in the order made.
+
+    Every promised prefix is there whole, so the set of promised keys is closed towards the prompt's start.
+    """
+
+    def __init__(self) -> None:
+        self.loads: dict[PromiseId, Promise] = {}
+        self.prefixes: dict[PromiseId, Promise] = {}
+        self.included: Mapping[str, int] = {}
+        self.new_tokens = 0
+        self._counts: dict[int, int] = {}
+
+    def add(self, promise: Promise) -> None:
+        self.drop(promise.id)
+        if self.included.get(promise.router, -1) < promise.number:
+            self.loads[promise.id] = promise
+            self.new_tokens += promise.new_tokens
+        self.prefixes[promise.id] = promise
+        counts, find = self._counts, self._counts.get
+        for key in promise.keys:
+            counts[key] = find(key, 0) + 1
+
+    def drop(self, promise_id: PromiseId) -> None:
+        self.drop_load(promise_id)
+        promise = self.prefixes.pop(promise_id, None)
+        for key in promise.keys if promise else ():
+            left = self._counts[key] - 1
+            if left:
+                self._counts[key] = left
+            else:
+                del self._counts[key]
+
+    def drop_load(self, promise_id: PromiseId) -> None:
+        promise = self.loads.pop(promise_id, None)
+        if promise is not None:
+            self.new_tokens -= promise.new_tokens
+
+    def match(self, keys: Sequence[int]) -> int:
+        """How many of `keys` are promised: by halving, since promised keys have no holes."""
+        if not keys or keys[0] not in self._counts:
+            return 0
+        return bisect_left(keys, True, key=lambda key: key not in self._counts)
+
+
+class Predictions:
+    """All promises, by worker. Bounded in number for each, and in age.
+
+    Units: `ttl_s` seconds that a promise counts at most.
+    """
+
+    def __init__(self, ttl_s: float, limit_per_worker: int) -> None:
+        self._ttl_s = ttl_s
+        self._limit = limit_per_worker
+        self._ledgers: dict[str, _Ledger] = {}
+
+    def __len__(self) -> int:
+        return sum(len(ledger.prefixes) for ledger in self._ledgers.values())
+
+    def note(self, promise: Promise) -> None:
+        """A choice was made, here or by another router."""
+        ledger = self._ledger(promise.worker)
+        ledger.add(promise)
+        if len(ledger.prefixes) > self._limit:
+            ledger.drop(next(iter(ledger.prefixes)))
+
+    def withdraw(self, promise: Promise) -> None:
+        """The worker did not take it."""
+        self._ledger(promise.worker).drop(promise.id)
+
+    def settle(
+        self, worker: str, included: Mapping[str, int], is_stored: Callable[[int], bool], now_s: float
+    ) -> None:
+        """A report came that includes decisions up to `included[router]`: they are promises no more."""
+        ledger = self._ledger(worker)
+        ledger.included = included
+        for promise in list(ledger.prefixes.values()):
+            is_included = included.get(promise.router, -1) >= promise.number
+            if is_included:
+                ledger.drop_load(promise.id)
+            if self._is_old(promise, now_s) or (is_included and _is_kept(promise, is_stored)):
+                ledger.drop(promise.id)
+
+    def forget(self, worker: str) -> None:
+        self._ledgers.pop(worker, None)
+
+    def load_of(self, worker: str) -> PromisedLoad:
+        ledger = self._ledgers.get(worker)
+        return PromisedLoad(len(ledger.loads), ledger.new_tokens) if ledger else PromisedLoad()
+
+    def match(self, keys: Sequence[int]) -> dict[str, int]:
+        """How many blocks from the start of `keys` each worker was promised, where that is any."""
+        depths = ((worker, ledger.match(keys)) for worker, ledger in self._ledgers.items())
+        return {worker: depth for worker, depth in depths if depth}
+
+    def _is_old(self, promise: Promise, now_s: float) -> bool:
+        return now_s - promise.made_s > self._ttl_s
+
+    def _ledger(self, worker: str) -> _Ledger:
+        ledger = self._ledgers.get(worker)
+        if ledger is None:
+            ledger = self._ledgers[worker] = _Ledger()
+        return ledger
+
+
+def _is_kept(promise: Promise, is_stored: Callable[[int], bool]) -> bool:
+    """Whether the index has the promised prefix: its last block came last."""
+    return not promise.keys or is_stored(promise.keys[-1])

@@ -1,0 +1,240 @@
+"""The router as a process: what it opens, in which order, and how it ends.
+
+```
+ admin, bus, directory, beats ─► hears cards, events, choices ─► index warm ─► takes requests ─► registered
+                                                                                                     │
+ closed ◄─ beat "leaving" ◄─ queue drained ◄─ requests in hand answered ◄─ takes no more ◄─ unregistered
+```
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from proto import keys, subjects
+from proto.cards import Presence
+from proto.codec import encode
+from proto.errors import KvmeshError
+from proto.names import new_id
+from proto.reports import BEATS, AnyBeat, Beat
+from router.chooser import Chooser
+from router.event_feed import EventFeed
+from router.forwarding import Forwarder
+from router.hearing import Hearing
+from router.hit_metrics import HitMetrics
+from router.intake import Intake
+from router.kv_index import KvIndex
+from router.lives import Lives
+from router.predictions import Predictions
+from router.settings import RouterSettings
+from router.snapshots import Snapshots
+from router.waitlist import Waitlist
+from router.workers_view import WorkersView
+from services.admin import Health, open_admin
+from services.bus import Bus, open_bus
+from services.directory import Change, Directory, open_directory
+from services.liveness import Liveness, send_beats, watch_beats
+from services.logs import set_up_logs
+from services.metrics import Metrics, RouterMetrics
+from services.tasks import open_tasks
+from services.tracing import Tracing, open_tracing
+
+_log = logging.getLogger(__name__)
+
+QUEUE_GROUP = "routers"
+
+
+async def run_router(settings: RouterSettings, shutdown: asyncio.Event) -> None:
+    """A router's life: until `shutdown` is set and what was in hand is answered."""
+    router = new_id()
+    set_up_logs(settings.logs, "router", router)
+    await serve_router(settings, router, shutdown)
+
+
+async def serve_router(settings: RouterSettings, router: str, shutdown: asyncio.Event) -> None:
+    """As `run_router`, in a process whose logs are somebody else's. `router` names this incarnation.
+
+    Raises:
+        KvmeshError: bus, directory or admin port cannot be had.
+    """
+    metrics, health = Metrics("router", router), Health()
+    metrics.watch_process()
+    async with (
+        open_admin(settings.admin, health, metrics) as admin,
+        open_tracing(settings.tracing, "router", router) as tracing,
+        open_bus(settings.bus, f"router-{router}") as bus,
+        open_directory(settings.directory) as directory,
+        watch_beats(bus, settings.mesh.ns, settings.beats, BEATS.decode) as liveness,
+    ):
+        presence = Presence(router, router, settings.mesh.host_name, admin.url)
+        service = RouterService(settings, presence, bus, directory, liveness, tracing, metrics, health)
+        await service.serve(shutdown)
+
+
+class RouterService:
+    """The parts of a router, and the order in which they live. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        presence: Presence,
+        bus: Bus,
+        directory: Directory,
+        liveness: Liveness[AnyBeat],
+        tracing: Tracing,
+        metrics: Metrics,
+        health: Health,
+    ) -> None:
+        self._settings = settings
+        self._presence = presence
+        self._bus = bus
+        self._directory = directory
+        self._liveness = liveness
+        self._tracing = tracing
+        self._health = health
+        self._metrics = RouterMetrics(metrics)
+        self._is_serving = self._is_leaving = False
+        router, ns = presence.process, settings.mesh.ns
+        lives, self._index = Lives(), KvIndex()
+        self._view = WorkersView(lives, liveness.is_alive)
+        self._feed = EventFeed(self._index, settings.feed_rules)
+        predictions = Predictions(settings.promise_ttl_s, settings.promise_limit)
+        hits = HitMetrics(metrics, self._metrics)
+        self._hearing = Hearing(router, lives, self._view, self._index, self._feed, predictions, hits)
+        self._snapshots = Snapshots(bus, ns, self._feed, settings.snapshot_rules, self._metrics)
+        chooser = Chooser(settings, self._view, self._index, predictions, random.Random())
+        self._forwarder = Forwarder(router, settings, bus, chooser, predictions, self._hearing, self._metrics)
+        self._waitlist = Waitlist(router, settings, bus, chooser, self._forwarder, self._metrics)
+
+    async def serve(self, shutdown: asyncio.Event) -> None:
+        """Until `shutdown` is set and what was in hand is answered."""
+        self._show()
+        async with self._listening():
+            if await self._wait_warm(shutdown):
+                await self._take_requests(shutdown)
+
+    def _show(self) -> None:
+        """Tells metrics and health where to look."""
+        self._metrics.queue_length.set_function(lambda: len(self._waitlist))
+        self._metrics.index_blocks.set_function(lambda: self._index.num_blocks)
+        self._metrics.workers.set_function(lambda: self._view.num_ready)
+        self._health.require_to_be_ready("bus", lambda: "" if self._bus.is_connected else "not connected")
+        self._health.require_to_be_ready("requests", lambda: "" if self._is_serving else "takes none now")
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        """Hears the mesh, keeps the index true and the queue moving, for the time of the body."""
+        ns, hearing = self._settings.mesh.ns, self._hearing
+        hearing.listeners += [self._snapshots.wake, self._waitlist.wake]
+        self._snapshots.listeners.append(hearing.tell)
+        self._liveness.on_beat(hearing.hear_beat)
+        self._liveness.on_change(hearing.hear_liveness)
+        events = await self._bus.subscribe(subjects.kv_any(ns), hearing.hear_events)
+        choices = await self._bus.subscribe(subjects.choice_any(ns), hearing.hear_choice, perishable=True)
+        async with open_tasks() as tasks:
+            companions = [
+                tasks.create_task(self._follow(keys.models(ns), hearing.hear_models), name="models"),
+                tasks.create_task(self._follow(keys.workers(ns), hearing.hear_workers), name="workers"),
+                tasks.create_task(self._snapshots.run(), name="snapshots"),
+                tasks.create_task(self._waitlist.run(), name="waitlist"),
+            ]
+            try:
+                yield
+            finally:
+                for companion in companions:
+                    companion.cancel()
+                await choices.close()
+                await events.close()
+
+    async def _follow(self, prefix: str, hear: Callable[[Change], None]) -> None:
+        async with self._directory.watch(prefix) as changes:
+            async for change in changes:
+                hear(change)
+
+    async def _wait_warm(self, shutdown: asyncio.Event) -> bool:
+        """Whether the process shall serve: it has heard who is there, and what they hold."""
+        async with open_tasks() as tasks:
+            warming = tasks.create_task(self._warm(), name="warming")
+            ending = tasks.create_task(shutdown.wait(), name="ending")
+            await asyncio.wait((warming, ending), return_when=asyncio.FIRST_COMPLETED)
+            for task in (warming, ending):
+                task.cancel()
+        return not shutdown.is_set()
+
+    async def _warm(self) -> None:
+        """Returns once the directory was read, and every cache is known or was waited for long enough."""
+        news = asyncio.Event()
+        self._hearing.listeners.append(news.set)
+        try:
+            await _until(lambda: self._hearing.has_listings, news)
+            async with asyncio.timeout(self._settings.warm_limit_s):
+                await _until(lambda: all(map(self._feed.is_whole, self._view.listed)), news)
+        except TimeoutError:
+            cold = [worker for worker in self._view.listed if not self._feed.is_whole(worker)]
+            _log.warning("serving without the caches of some workers", extra={"workers": ", ".join(cold)})
+        finally:
+            self._hearing.listeners.remove(news.set)
+
+    async def _take_requests(self, shutdown: asyncio.Event) -> None:
+        """Registered after subscribed, unregistered before unsubscribed; then answers what is in hand."""
+        ns, router = self._settings.mesh.ns, self._presence.process
+        async with self._beating(), open_tasks() as in_hand:
+            intake = self._intake(in_hand)
+            control = await self._bus.subscribe(subjects.router_control(ns, router), intake.take_control)
+            requests = await self._bus.subscribe(
+                subjects.route_any(ns), intake.take_route, queue=QUEUE_GROUP, perishable=True
+            )
+            async with self._registered():
+                await shutdown.wait()
+            await requests.close()
+            await self._waitlist.drain(self._settings.mesh.drain_limit_s)
+            await control.close()
+
+    def _intake(self, tasks: asyncio.TaskGroup) -> Intake:
+        return Intake(
+            self._settings,
+            self._directory,
+            self._view,
+            self._forwarder,
+            self._waitlist,
+            self._metrics,
+            self._tracing,
+            tasks,
+        )
+
+    @asynccontextmanager
+    async def _beating(self) -> AsyncIterator[None]:
+        subject = subjects.beat(self._settings.mesh.ns, self._presence.process)
+        async with send_beats(self._bus, subject, self._beat, self._settings.beats):
+            try:
+                yield
+            finally:
+                self._is_leaving = True
+
+    def _beat(self) -> bytes:
+        process, incarnation = self._presence.process, self._presence.incarnation
+        return encode(Beat(process, "router", incarnation, is_leaving=self._is_leaving))
+
+    @asynccontextmanager
+    async def _registered(self) -> AsyncIterator[None]:
+        """In the directory for the time of the body; while etcd is away, as soon as it is back."""
+        key = keys.router(self._settings.mesh.ns, self._presence.process)
+        try:
+            await self._directory.own(key, encode(self._presence))
+        except KvmeshError as error:
+            _log.warning("not registered yet: %s", error)
+        self._is_serving = True
+        yield
+        self._is_serving = False
+        try:
+            await self._directory.disown(key)
+        except KvmeshError as error:
+            _log.warning("still registered: %s", error)
+
+
+async def _until(is_so: Callable[[], bool], news: asyncio.Event) -> None:
+    while not is_so():
+        news.clear()
+        await news.wait()

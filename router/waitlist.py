@@ -1,0 +1,204 @@
+"""Requests that wait at this router while every eligible worker is full, and what becomes of them.
+
+```
+ put ──► waiting ──► a worker has room ──► offered ──► taken      the worker's frames tell the client
+            │                                │
+            ├── deadline, no worker left ────┴──► failed          a last frame from here tells the client
+            └── cancelled: gone, or the cancel follows it to the worker
+```
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+
+from proto.codec import encode
+from proto.control import Cancel
+from proto.errors import DeadlineExceeded, KvmeshError, Overloaded, to_fault
+from proto.requests import Queued
+from proto.streams import End, Frame, StepFrames
+from proto.subjects import stream, worker_control
+from router.chooser import Chooser
+from router.forwarding import Forwarder, Pending, Reservation
+from router.settings import RouterSettings
+from router.waiting_room import WaitingRoom
+from services.bus import Bus
+from services.metrics import RouterMetrics
+
+_log = logging.getLogger(__name__)
+
+CANCEL_LIMIT_S = 1.0
+ENDING_RETRY_S = 1.0
+NOT_CANCELLED = -1
+
+
+class Waitlist:
+    """Belongs to one event loop; one line a model. `wake` after every word that may mean room."""
+
+    def __init__(
+        self,
+        router: str,
+        settings: RouterSettings,
+        bus: Bus,
+        chooser: Chooser,
+        forwarder: Forwarder,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._router = router
+        self._settings = settings
+        self._bus = bus
+        self._chooser = chooser
+        self._forwarder = forwarder
+        self._metrics = metrics
+        self._rooms: dict[str, WaitingRoom[Pending]] = {}
+        self._news = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._is_closed = False
+        self._offered: dict[str, int] = {}  # requests on their way to a worker: the attempt to cancel there
+        self._workers: dict[str, str] = {}  # where requests that had waited went; the last ones only
+
+    def __len__(self) -> int:
+        return sum(len(room) for room in self._rooms.values())
+
+    def wake(self) -> None:
+        self._news.set()
+
+    def has_line(self, model: str) -> bool:
+        """Whether somebody waits for this model already: who comes now stands in line."""
+        return bool(self._rooms.get(model))
+
+    def put(self, pending: Pending) -> Queued:
+        """Lets the request wait.
+
+        Raises:
+            Overloaded: it cannot wait here, or not long enough.
+        """
+        if self._is_closed:
+            raise Overloaded(reason="this router is ending", retry_after_s=ENDING_RETRY_S)
+        name = pending.model.name
+        room = self._rooms.setdefault(name, WaitingRoom(self._settings.queue_limit))
+        wait_s = room.put(
+            pending,
+            priority=pending.request.priority,
+            now_s=time.monotonic(),
+            until_s=pending.until_s,
+            seat_s=self._chooser.seat_s(pending.model),
+        )
+        self._empty.clear()
+        self.wake()
+        return Queued(self._router, wait_s)
+
+    async def cancel(self, request: str, attempt: int) -> None:
+        """Ends an attempt that waits here, and every earlier one; one that has gone on is cancelled there."""
+        for room in self._rooms.values():
+            room.take_where(lambda one: one.request.request == request and one.request.attempt <= attempt)
+        self._note_empty()
+        if request in self._workers:
+            await self._cancel_at(self._workers[request], request, attempt)
+        elif request in self._offered:
+            self._offered[request] = attempt
+
+    async def run(self) -> None:
+        """Sends on who waits, as workers get room. Without end."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._news.clear()
+                self._send_on(tasks)
+                await self._wait_news()
+
+    async def drain(self, limit_s: float) -> None:
+        """Takes nothing new; returns when nobody waits. After `limit_s` the rest is told to ask elsewhere."""
+        self._is_closed = True
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._empty.wait()
+        except TimeoutError:
+            fault = Overloaded(reason="this router is ending", retry_after_s=ENDING_RETRY_S)
+            for pending in self._take_all():
+                await self._fail(pending, fault)
+
+    def _send_on(self, tasks: asyncio.TaskGroup) -> None:
+        for room in self._rooms.values():
+            for pending in room.take_expired(time.monotonic()):
+                late = DeadlineExceeded(what="the wait for a worker", limit_s=pending.request.deadline_s)
+                tasks.create_task(self._fail(pending, late), name=f"fail-{pending.request.request}")
+            room.take_where(lambda pending: self._try_start(pending, tasks))
+        self._note_empty()
+
+    def _try_start(self, pending: Pending, tasks: asyncio.TaskGroup) -> bool:
+        """Whether the request need wait no longer: it has a worker, or there is none at all."""
+        name = f"queued-{pending.request.request}"
+        try:
+            reservation = self._forwarder.try_reserve(pending, pending.request.exclude)
+        except KvmeshError as error:
+            tasks.create_task(self._fail(pending, error), name=name)
+            return True
+        if reservation is None:
+            return False
+        self._offered[pending.request.request] = NOT_CANCELLED
+        tasks.create_task(self._send(pending, reservation), name=name)
+        return True
+
+    async def _send(self, pending: Pending, reservation: Reservation) -> None:
+        request, cancelled = pending.request, NOT_CANCELLED
+        try:
+            routed = await self._forwarder.try_forward(pending, reservation)
+            if routed is None and self._offered[request.request] < request.attempt:
+                self.put(pending)
+        except KvmeshError as error:
+            await self._fail(pending, error)
+            return
+        finally:
+            cancelled = self._offered.pop(request.request, NOT_CANCELLED)
+            self._note_empty()
+        if routed is not None:
+            self._metrics.queue_wait_s.observe(time.monotonic() - pending.arrived_s)
+            await self._remember(request.request, routed.decision.worker, cancelled)
+
+    async def _remember(self, request: str, worker: str, cancelled: int) -> None:
+        """Notes where the request went, and sends a cancel after it that came meanwhile."""
+        self._workers[request] = worker
+        if len(self._workers) > self._settings.open_limit:
+            del self._workers[next(iter(self._workers))]
+        if cancelled != NOT_CANCELLED:
+            await self._cancel_at(worker, request, cancelled)
+
+    async def _cancel_at(self, worker: str, request: str, attempt: int) -> None:
+        subject = worker_control(self._settings.mesh.ns, worker)
+        try:
+            await self._bus.request(subject, encode(Cancel(request, attempt)), CANCEL_LIMIT_S)
+        except KvmeshError as error:
+            _log.info("a cancel did not reach %s: %s", worker, error)
+
+    async def _fail(self, pending: Pending, error: KvmeshError) -> None:
+        """The end of a request that was told to wait: a frame on its client's stream."""
+        self._metrics.decided(error.code)
+        request = pending.request
+        end = End(finish=None, fault=to_fault(error))
+        frame = Frame(request.request, request.attempt, request.offset, end=end)
+        message = StepFrames(self._router, self._router, [frame])
+        try:
+            await self._bus.publish(stream(self._settings.mesh.ns, request.client), encode(message))
+        except KvmeshError as lost:
+            _log.warning("an end did not reach %s: %s", request.client, lost)
+
+    def _take_all(self) -> Iterator[Pending]:
+        for room in self._rooms.values():
+            yield from room.take_where(lambda _: True)
+
+    def _note_empty(self) -> None:
+        self._rooms = {model: room for model, room in self._rooms.items() if len(room)}
+        if not self._rooms and not self._offered:
+            self._empty.set()
+
+    async def _wait_news(self) -> None:
+        """Waits for a word that may mean room, or for the first deadline."""
+        expiries = [room.next_expiry_s() for room in self._rooms.values()]
+        first_s = min((expiry for expiry in expiries if expiry is not None), default=None)
+        try:
+            async with asyncio.timeout(None if first_s is None else max(0.0, first_s - time.monotonic())):
+                await self._news.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,1 @@
+"""The router: pure parts against naive twins, the service against real servers."""
