@@ -4,9 +4,11 @@
  total = wait_s       before its first token: tokens promised there and its own uncached ones, over the rate
        + seat_s       until one of those running ends, when every seat is taken
        + slowdown_s   weight x what those running feel of its prefill and of its decode steps
+       + work_s       weight x the prefill that it makes the mesh do: time taken from whoever comes next
        + shortage_s   a large term when the pool has not the blocks for it
 ```
-Rates are the workers' own, so one that is slow loses traffic by itself.
+Rates are the workers' own, so one that is slow loses traffic by itself. Without `work_s` a
+sibling would leave the worker that computes their common prefix for an idle one, to wait as long there.
 """
 
 import math
@@ -19,12 +21,13 @@ from router.predictions import PromisedLoad
 class Weights(msgspec.Struct, frozen=True):
     """What the terms are weighed with.
 
-    Units: `slowdown` counts a second felt by those running against one of waiting; `answer_tokens` the most
-    tokens of an answer that are foreseen; `remote_min_tokens` uncached tokens from which prefill goes
-    elsewhere; `shortage_s` seconds added where blocks are short.
+    Units: `slowdown` counts a second felt by those running against one of waiting, `work` a second of
+    prefill; `answer_tokens` the most tokens of an answer that are foreseen; `remote_min_tokens` uncached
+    tokens from which prefill goes elsewhere; `shortage_s` seconds added where blocks are short.
     """
 
     slowdown: float
+    work: float
     answer_tokens: int
     remote_min_tokens: int
     shortage_s: float
@@ -74,13 +77,14 @@ class Terms(msgspec.Struct, frozen=True):
     wait_s: float
     seat_s: float
     slowdown_s: float
+    work_s: float
     shortage_s: float
     hit_tokens: int
     is_remote: bool
 
     @property
     def total_s(self) -> float:
-        return self.wait_s + self.seat_s + self.slowdown_s + self.shortage_s
+        return self.wait_s + self.seat_s + self.slowdown_s + self.work_s + self.shortage_s
 
 
 def score(candidate: Candidate, demand: Demand, prefill_pool: list[PrefillWorker], weights: Weights) -> Terms:
@@ -96,6 +100,7 @@ def score(candidate: Candidate, demand: Demand, prefill_pool: list[PrefillWorker
         wait_s=min(here_s, away_s),
         seat_s=_seat_s(candidate, weights),
         slowdown_s=weights.slowdown * candidate.load * felt_s,
+        work_s=weights.work * prefill_s,
         shortage_s=weights.shortage_s if _is_short(candidate, demand) else 0.0,
         hit_tokens=candidate.hit_tokens,
         is_remote=is_remote,

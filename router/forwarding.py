@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Collection
-from itertools import count
 
 import msgspec
 
 from proto.cards import ModelCard
 from proto.codec import encode
-from proto.errors import DeadlineExceeded, KvmeshError, NoResponder, NoWorker, from_fault
+from proto.errors import DeadlineExceeded, Disconnected, KvmeshError, NoResponder, NoWorker, from_fault
 from proto.requests import (
     GENERATE_REPLIES,
     Choice,
@@ -109,14 +108,16 @@ class Forwarder:
             KvmeshError: the last refusal; at once one that others would repeat.
         """
         exclude = set(pending.request.exclude)
-        for num_offers in count(1):
+        num_offers = 0
+        while True:
+            num_offers += 1
             try:
                 return await self._offer(pending, reservation)
             except NoResponder as error:
                 refusal: KvmeshError = error
                 self._chooser.suspect(reservation.promise.worker)
             except KvmeshError as error:
-                if not error.retriable or _has_expired(pending):
+                if not error.retriable or isinstance(error, Disconnected) or _has_expired(pending):
                     raise
                 refusal = error
             if num_offers >= self._settings.num_offers:
@@ -126,7 +127,6 @@ class Forwarder:
             if again is None:
                 return None
             reservation = again
-        raise AssertionError("count() has no end")
 
     def _try_again(self, pending: Pending, exclude: set[str], refusal: KvmeshError) -> Reservation | None:
         """As `try_reserve`; but where nobody else is left, the refusal says more than `NoWorker`."""

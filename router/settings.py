@@ -35,6 +35,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     slowdown_weight: Annotated[
         float, Meta(description="a second that running sequences feel, against a second of waiting", ge=0)
     ] = 1.0
+    work_weight: Annotated[
+        float, Meta(description="a second of prefill that is to be done, against a second of waiting", ge=0)
+    ] = 0.5
     answer_tokens: Annotated[
         int, Meta(description="the most tokens of an answer that the cost foresees", ge=1)
     ] = 128
@@ -94,6 +97,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def weights(self) -> Weights:
         return Weights(
             slowdown=self.slowdown_weight,
+            work=self.work_weight,
             answer_tokens=self.answer_tokens,
             remote_min_tokens=self.remote_min_tokens,
             shortage_s=self.block_shortage_s,

@@ -12,7 +12,7 @@ from router.cost import Candidate, Demand, PrefillWorker, Terms, Weights, score
 from router.policy import Policy, Scored, choose
 from router.predictions import PromisedLoad
 
-WEIGHTS = Weights(slowdown=1.0, answer_tokens=100, remote_min_tokens=256, shortage_s=30.0)
+WEIGHTS = Weights(slowdown=1.0, work=0.5, answer_tokens=100, remote_min_tokens=256, shortage_s=30.0)
 IDLE = Candidate(
     worker="w",
     epoch=1,
@@ -35,10 +35,16 @@ def cost(candidate: Candidate, demand: Demand = DEMAND, pool: list[PrefillWorker
     return score(candidate, demand, pool or [], WEIGHTS)
 
 
-def test_an_idle_worker_costs_its_prefill_and_nothing_else() -> None:
+def test_an_idle_worker_costs_the_wait_for_its_prefill_and_the_work_of_it() -> None:
     terms = cost(IDLE)
     assert terms.wait_s == pytest.approx(1.0)
-    assert terms.total_s == terms.wait_s
+    assert terms.work_s == pytest.approx(0.5)
+    assert terms.total_s == terms.wait_s + terms.work_s
+
+
+def test_a_sibling_costs_less_where_their_prefix_is_on_its_way() -> None:
+    there = with_(IDLE, hit_tokens=980, promised=PromisedLoad(1, 1000))
+    assert cost(there).total_s < cost(IDLE).total_s
 
 
 def test_a_prefix_hit_saves_its_share_of_the_prefill() -> None:
@@ -51,7 +57,7 @@ def test_what_waits_there_and_what_was_promised_come_first() -> None:
 
 
 def test_a_slow_worker_costs_more() -> None:
-    assert cost(with_(IDLE, prefill_rate=200.0)).total_s == pytest.approx(5.0)
+    assert cost(with_(IDLE, prefill_rate=200.0)).wait_s == pytest.approx(5.0)
 
 
 def test_a_long_prompt_waits_for_the_prefill_pool_where_that_is_quicker() -> None:
@@ -105,7 +111,7 @@ def scored(**loads: tuple[float, int]) -> list[Scored]:
     return [
         Scored(
             with_(IDLE, worker=worker, num_sequences=sequences),
-            Terms(total_s, 0.0, 0.0, 0.0, hit_tokens=0, is_remote=False),
+            Terms(total_s, 0.0, 0.0, 0.0, 0.0, hit_tokens=0, is_remote=False),
         )
         for worker, (total_s, sequences) in loads.items()
     ]
