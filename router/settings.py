@@ -42,8 +42,12 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int, Meta(description="the most tokens of an answer that the cost foresees", ge=1)
     ] = 128
     remote_min_tokens: Annotated[
-        int, Meta(description="uncached tokens from which prefill is expected to go elsewhere", ge=1)
-    ] = 256
+        int,
+        Meta(
+            description="uncached tokens from which prefill is expected to go elsewhere: the workers' own setting",
+            ge=1,
+        ),
+    ] = 128
     block_shortage_s: Annotated[
         float, Meta(description="seconds added to the cost of a worker that is short of blocks", ge=0)
     ] = 30.0

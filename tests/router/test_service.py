@@ -1,162 +1,28 @@
-"""The router as a service: real NATS, real etcd, and scripted workers that say what a test needs."""
+"""The choice as a client sees it: real NATS, real etcd, and scripted workers that say what a test needs."""
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 import httpx
-import msgspec
-import pytest
 
-from proto import keys, subjects
+from proto import keys
 from proto.cards import Presence
-from proto.codec import decode, encode
-from proto.control import CONTROL_REPLIES, Cancel, Done
+from proto.codec import decode
 from proto.errors import (
     GoElsewhere,
     InvalidRequest,
-    KvmeshError,
-    NoResponder,
     NoWorker,
-    Overloaded,
     PromptTooLong,
     UnknownModel,
-    from_fault,
 )
-from proto.names import new_id
 from proto.requests import (
-    ROUTE_REPLIES,
-    GenerateRequest,
-    Queued,
-    Refused,
     Routed,
-    RouteReply,
-    Sampling,
-    Stopping,
 )
 from proto.roles import WorkerState
-from proto.streams import STREAM_MESSAGES, Frame, StepFrames
 from proto.tokens import pack_tokens
-from router.service import serve_router
-from router.settings import RouterSettings
-from services.bus import Bus, BusSettings, Delivery, open_bus
-from services.directory import Changed, Directory, DirectorySettings, Listed, open_directory
-from services.mesh_settings import MeshSettings
-from services.servers import Server
-from tests.router.scripted_worker import MODEL, ScriptedWorker, prompt_of, run_worker
+from tests.router.scene import Mesh, Play, a_request
+from tests.router.scripted_worker import prompt_of
 from tests.services.waiting import wait_for
-
-LIMIT_S = 20.0
-CLIENT = "the-frontend"
-
-
-class Mesh:
-    """A namespace with a model, and whatever workers and routers a test starts in it."""
-
-    def __init__(
-        self, ns: str, bus: Bus, directory: Directory, settings: RouterSettings, stack: AsyncExitStack
-    ) -> None:
-        self.ns = ns
-        self.bus = bus
-        self.directory = directory
-        self.settings = settings
-        self._stack = stack
-
-    async def worker(self, name: str, **fields: Any) -> ScriptedWorker:
-        def prepare(worker: ScriptedWorker) -> None:
-            for field, value in fields.items():
-                setattr(worker, field, value)
-
-        running = run_worker(self.bus, self.directory, self.ns, name, prepare)
-        return await self._stack.enter_async_context(running)
-
-    async def router(self, **fields: Any) -> str:
-        """A router that takes requests; its id."""
-        router = f"router-{new_id()}"
-        settings = msgspec.structs.replace(self.settings, **fields)
-        await self._stack.enter_async_context(running_router(settings, router))
-        await self.wait_registered(router)
-        return router
-
-    async def wait_registered(self, router: str) -> None:
-        async with self.directory.watch(keys.router(self.ns, router)) as changes:
-            async for change in changes:
-                if isinstance(change, Changed) or (isinstance(change, Listed) and change.entries):
-                    return
-
-    async def is_registered(self, router: str) -> bool:
-        return await self.directory.get(keys.router(self.ns, router)) is not None
-
-    async def route(self, request: GenerateRequest) -> RouteReply:
-        payload = await self.bus.request(subjects.route(self.ns, request.model), encode(request), 5.0)
-        return ROUTE_REPLIES.decode(payload)
-
-    async def route_at_last(self, request: GenerateRequest) -> Routed:
-        """As `route`, again while no worker is ready."""
-        async with asyncio.timeout(5.0):
-            while not isinstance(reply := await self.route(request), Routed):
-                assert isinstance(reply, Refused)
-                assert reply.fault.code == "no_worker"
-        return reply
-
-    async def send(self, prompt: bytes, **fields: Any) -> str:
-        """The worker that a request with this prompt goes to."""
-        reply = await self.route(a_request(prompt, **fields))
-        assert isinstance(reply, Routed), reply
-        return reply.decision.worker
-
-    async def refusal(self, prompt: bytes, **fields: Any) -> KvmeshError:
-        reply = await self.route(a_request(prompt, **fields))
-        assert isinstance(reply, Refused), reply
-        return from_fault(reply.fault)
-
-
-def a_request(prompt: bytes, **fields: Any) -> GenerateRequest:
-    request = GenerateRequest(
-        new_id(), 1, MODEL.name, CLIENT, prompt, Sampling(), Stopping(32), deadline_s=30.0
-    )
-    return msgspec.structs.replace(request, **fields)
-
-
-@asynccontextmanager
-async def running_router(settings: RouterSettings, router: str) -> AsyncIterator[asyncio.Event]:
-    """A router for the time of the body; the event ends it."""
-    shutdown = asyncio.Event()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(serve_router(settings, router, shutdown), name=router)
-        try:
-            yield shutdown
-        finally:
-            shutdown.set()
-
-
-@pytest.fixture
-def play(
-    nats_server: Server, etcd_server: Server, namespace: str
-) -> Callable[[Callable[[Mesh], Awaitable[None]]], None]:
-    """`play(scene)`: runs `scene(mesh)` in a namespace of its own."""
-    settings = RouterSettings(
-        mesh=MeshSettings(ns=namespace, beat_s=0.4, lost_after_s=1.0, drain_limit_s=0.4),
-        bus=BusSettings(url=nats_server.url),
-        directory=DirectorySettings(endpoints=[etcd_server.url]),
-    )
-
-    async def run(scene: Callable[[Mesh], Awaitable[None]]) -> None:
-        async with (
-            asyncio.timeout(LIMIT_S),
-            open_bus(settings.bus, "test") as bus,
-            open_directory(settings.directory) as directory,
-            AsyncExitStack() as stack,
-        ):
-            await directory.put(keys.model(namespace, MODEL.name), encode(MODEL))
-            await scene(Mesh(namespace, bus, directory, settings, stack))
-
-    return lambda scene: asyncio.run(run(scene))
-
-
-Play = Callable[[Callable[[Mesh], Awaitable[None]]], None]
 
 
 def test_a_request_goes_to_the_holder_of_its_prefix(play: Play) -> None:
@@ -397,157 +263,6 @@ def test_a_new_incarnation_has_an_empty_cache(play: Play) -> None:
 
         reply = await mesh.route_at_last(a_request(prompt))
         assert reply.decision.prefix_tokens == 0
-
-    play(scene)
-
-
-async def frames_of(mesh: Mesh) -> asyncio.Queue[Frame]:
-    """What comes on the client's stream."""
-    frames: asyncio.Queue[Frame] = asyncio.Queue()
-
-    def take(delivery: Delivery) -> None:
-        message = STREAM_MESSAGES.decode(delivery.payload)
-        assert isinstance(message, StepFrames)
-        for frame in message.frames:
-            frames.put_nowait(frame)
-
-    await mesh.bus.subscribe(subjects.stream(mesh.ns, CLIENT), take)
-    return frames
-
-
-def full_worker(mesh: Mesh) -> Awaitable[ScriptedWorker]:
-    return mesh.worker("w0", max_sequences=4, load={"num_running": 4, "num_waiting": 1})
-
-
-def test_a_request_waits_while_every_worker_is_full_and_goes_on_when_one_has_room(play: Play) -> None:
-    async def scene(mesh: Mesh) -> None:
-        worker = await full_worker(mesh)
-        await mesh.router()
-        first = a_request(prompt_of(1, 64))
-        urgent = a_request(prompt_of(2, 64), priority=5)
-        for request in (first, urgent):
-            assert isinstance(await mesh.route(request), Queued)
-        assert worker.offered == 0
-        worker.load = {"num_running": 4}
-        await wait_for(lambda: len(worker.taken) == 1)
-        assert worker.taken[0].request.request == urgent.request
-        worker.load = {}
-        await wait_for(lambda: len(worker.taken) == 2)
-        assert worker.taken[1].request.request == first.request
-        assert worker.taken[1].request.deadline_s < first.deadline_s
-
-    play(scene)
-
-
-def test_a_full_queue_refuses_and_says_when_to_come_again(play: Play) -> None:
-    async def scene(mesh: Mesh) -> None:
-        await full_worker(mesh)
-        await mesh.router(queue_limit=2)
-        for first in range(2):
-            assert isinstance(await mesh.route(a_request(prompt_of(first, 64))), Queued)
-        refusal = await mesh.refusal(prompt_of(9, 64))
-        assert isinstance(refusal, Overloaded)
-        assert float(refusal.values["retry_after_s"]) >= 1.0
-
-    play(scene)
-
-
-def test_a_wait_that_would_pass_the_deadline_is_refused_at_once(play: Play) -> None:
-    async def scene(mesh: Mesh) -> None:
-        await mesh.worker(
-            "w0", max_sequences=4, load={"num_running": 4, "num_waiting": 1, "decode_step_s": 1.0}
-        )
-        await mesh.router()
-        assert isinstance(await mesh.refusal(prompt_of(9, 64), deadline_s=5.0), Overloaded)
-
-    play(scene)
-
-
-def test_a_queued_request_whose_deadline_passes_ends_on_its_stream(play: Play) -> None:
-    async def scene(mesh: Mesh) -> None:
-        await full_worker(mesh)
-        await mesh.router()
-        frames = await frames_of(mesh)
-        request = a_request(
-            prompt_of(1, 64), deadline_s=0.5, attempt=3, offset=2, generated=pack_tokens([1, 2])
-        )
-        assert isinstance(await mesh.route(request), Queued)
-        frame = await frames.get()
-        assert (frame.request, frame.attempt, frame.offset) == (request.request, 3, 2)
-        assert frame.end is not None
-        assert frame.end.fault is not None
-        assert frame.end.fault.code == "deadline_exceeded"
-
-    play(scene)
-
-
-def test_a_queued_request_ends_when_its_last_worker_is_gone(play: Play) -> None:
-    async def scene(mesh: Mesh) -> None:
-        worker = await full_worker(mesh)
-        await mesh.router()
-        frames = await frames_of(mesh)
-        assert isinstance(await mesh.route(a_request(prompt_of(1, 64))), Queued)
-        worker.state = WorkerState.LEAVING
-        frame = await frames.get()
-        assert frame.end is not None
-        assert frame.end.fault is not None
-        assert frame.end.fault.code == "no_worker"
-
-    play(scene)
-
-
-def test_a_cancelled_request_leaves_the_queue(play: Play) -> None:
-    async def scene(mesh: Mesh) -> None:
-        worker = await full_worker(mesh)
-        router = await mesh.router()
-        cancelled, kept = a_request(prompt_of(1, 64)), a_request(prompt_of(2, 64))
-        for request in (cancelled, kept):
-            assert isinstance(await mesh.route(request), Queued)
-        await cancel(mesh, router, cancelled)
-        worker.load = {}
-        await wait_for(lambda: bool(worker.taken))
-        assert isinstance(await mesh.route(a_request(prompt_of(3, 64))), Routed)
-        assert [routed.request.request for routed in worker.taken].count(cancelled.request) == 0
-
-    play(scene)
-
-
-def test_a_cancel_follows_a_queued_request_to_its_worker(play: Play) -> None:
-    async def scene(mesh: Mesh) -> None:
-        worker = await full_worker(mesh)
-        router = await mesh.router()
-        request = a_request(prompt_of(1, 64))
-        assert isinstance(await mesh.route(request), Queued)
-        worker.load = {}
-        await wait_for(lambda: bool(worker.taken))
-        await cancel(mesh, router, request)
-        await wait_for(lambda: worker.cancelled == [Cancel(request.request, 1)])
-
-    play(scene)
-
-
-async def cancel(mesh: Mesh, router: str, request: GenerateRequest) -> None:
-    payload = encode(Cancel(request.request, request.attempt))
-    answer = await mesh.bus.request(subjects.router_control(mesh.ns, router), payload, 2.0)
-    assert CONTROL_REPLIES.decode(answer) == Done()
-
-
-def test_a_router_that_ends_unregisters_first_and_leaves_no_request_unanswered(play: Play) -> None:
-    async def scene(mesh: Mesh) -> None:
-        await full_worker(mesh)
-        frames = await frames_of(mesh)
-        router = f"router-{new_id()}"
-        async with running_router(mesh.settings, router) as shutdown:
-            await mesh.wait_registered(router)
-            assert isinstance(await mesh.route(a_request(prompt_of(1, 64))), Queued)
-            shutdown.set()
-        assert not await mesh.is_registered(router)
-        frame = await frames.get()
-        assert frame.end is not None
-        assert frame.end.fault is not None
-        assert frame.end.fault.code == "overloaded"
-        with pytest.raises(NoResponder):
-            await mesh.route(a_request(prompt_of(1, 64)))
 
     play(scene)
 
