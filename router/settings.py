@@ -44,7 +44,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     remote_min_tokens: Annotated[
         int,
         Meta(
-            description="uncached tokens from which prefill is expected to go elsewhere: the workers' own setting",
+            description="uncached tokens from which prefill goes elsewhere, as workers are set",
             ge=1,
         ),
     ] = 128
