@@ -1,0 +1,1 @@
+"""The whole mesh, real processes: started by `kvmesh up`, asked over HTTP and over the bus."""
