@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from proto.codec import Decoder
 from proto.errors import Fault
 from proto.struct import WireStruct
 
@@ -37,7 +38,8 @@ class GenerateRequest(WireStruct, frozen=True):
 
     `prompt` and `generated` are packed tokens (see `tokens`); `generated` is what earlier attempts gave, and
     `offset` its length: the attempt's first frame begins there. `client` is the frontend whose stream subject
-    takes the frames. `exclude` names workers not to be chosen. Only a frontend issues attempts.
+    takes the frames. `exclude` names workers not to be chosen. The lowest `priority` goes first. Only a frontend
+    issues attempts.
 
     Units: `deadline_s` seconds left for the whole request when this was sent.
     """
@@ -97,6 +99,7 @@ class Refused(WireStruct, frozen=True, tag="refused"):
 
 
 RouteReply = Routed | Queued | Refused
+ROUTE_REPLIES = Decoder[RouteReply](RouteReply)
 
 
 class Accepted(WireStruct, frozen=True, tag="accepted"):
@@ -106,6 +109,7 @@ class Accepted(WireStruct, frozen=True, tag="accepted"):
 
 
 GenerateReply = Accepted | Refused
+GENERATE_REPLIES = Decoder[GenerateReply](GenerateReply)
 
 
 class Choice(WireStruct, frozen=True):

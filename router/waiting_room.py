@@ -14,7 +14,7 @@ LONGEST_RETRY_S = 30.0
 
 
 class _Ticket(msgspec.Struct, Generic[Item], frozen=True):
-    """Higher priorities go first. Units: `until_s` on this process's clock."""
+    """The lowest priority goes first, as in the engine. Units: `until_s` on this process's clock."""
 
     priority: int
     until_s: float
@@ -23,7 +23,7 @@ class _Ticket(msgspec.Struct, Generic[Item], frozen=True):
 
     @property
     def rank(self) -> tuple[int, float, int]:
-        return (-self.priority, self.until_s, self.number)
+        return (self.priority, self.until_s, self.number)
 
 
 class WaitingRoom(Generic[Item]):

@@ -50,7 +50,7 @@ def test_a_request_waits_while_every_worker_is_full_and_goes_on_when_one_has_roo
         worker = await full_worker(mesh)
         await mesh.router()
         first = a_request(prompt_of(1, 64))
-        urgent = a_request(prompt_of(2, 64), priority=5)
+        urgent = a_request(prompt_of(2, 64), priority=-5)
         for request in (first, urgent):
             assert isinstance(await mesh.route(request), Queued)
         assert worker.offered == 0
