@@ -20,6 +20,7 @@ Leave to write is a grant, leave to read is a pin:
 ```
 """
 
+from proto.codec import Decoder
 from proto.events import SnapshotPage
 from proto.jobs import PrefillJob
 from proto.requests import Refused
@@ -106,7 +107,7 @@ class AskHolding(WireStruct, frozen=True, tag="ask_holding"):
 
 
 class Holding(WireStruct, frozen=True, tag="holding"):
-    """Of the grants asked about, those held by this incarnation. Another incarnation's word proves nothing."""
+    """Of the grants asked about, those this incarnation holds. Another incarnation's word proves nothing."""
 
     incarnation: str
     grants: list[str]
@@ -194,4 +195,7 @@ ControlRequest = (
     | TakeSnapshot
     | AskHoldings
 )
+CONTROL_REQUESTS = Decoder[ControlRequest](ControlRequest)
+
 ControlReply = Done | Refused | Resent | Granted | Holding | Pinned | Unpinned | Snapshot | Holdings
+CONTROL_REPLIES = Decoder[ControlReply](ControlReply)

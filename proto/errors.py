@@ -37,9 +37,12 @@ from proto.struct import WireStruct
 
 
 class KvmeshError(Exception):
-    """Root of the tree. Subclasses declare `fields`; the constructor takes exactly those, by name."""
+    """Root of the tree, never raised itself.
 
-    code: ClassVar[str] = "internal"
+    Subclasses declare `code` and `fields`; the constructor takes exactly those fields, by name.
+    """
+
+    code: ClassVar[str]
     status: ClassVar[int] = 500
     retriable: ClassVar[bool] = False
     sentence: ClassVar[str] = "something went wrong"
@@ -205,10 +208,6 @@ class Fault(WireStruct, frozen=True):
         return error_class(self.code).retriable
 
 
-def _tree(root: type[KvmeshError]) -> list[type[KvmeshError]]:
-    return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
-
-
 def error_class(code: str) -> type[KvmeshError]:
     """The class with this code; `InternalFault` for a code of a later version."""
     return _BY_CODE.get(code, InternalFault)
@@ -219,21 +218,19 @@ def to_fault(error: KvmeshError) -> Fault:
 
 
 def from_fault(fault: Fault) -> KvmeshError:
-    """The error that `fault` stands for; one of a later version becomes an `InternalFault`."""
+    """The error that `fault` stands for.
+
+    A known code keeps its class whatever the sender's version: fields it added are dropped, fields it lacks
+    are "unknown". A code of a later version becomes an `InternalFault`.
+    """
     found = _BY_CODE.get(fault.code)
-    if found is None or set(found.fields) != set(fault.values):
+    if found is None:
         return InternalFault(reason=f"{fault.code} {msgspec.json.encode(fault.values).decode()}")
-    return found(**fault.values)
+    return found(**{field: fault.values.get(field, "unknown") for field in found.fields})
 
 
-_BY_CODE: dict[str, type[KvmeshError]] = {}
+def _subclasses(root: type[KvmeshError]) -> list[type[KvmeshError]]:
+    return [found for child in root.__subclasses__() for found in (child, *_subclasses(child))]
 
 
-def _index(classes: list[type[KvmeshError]]) -> None:
-    for found in classes:
-        if found.fields or found in (KvmeshError, CallerFault, Unavailable, TransferFault):
-            _BY_CODE.setdefault(found.code, found)
-    _BY_CODE["internal"] = InternalFault
-
-
-_index(_tree(KvmeshError))
+_BY_CODE = {found.code: found for found in _subclasses(KvmeshError)}

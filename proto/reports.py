@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from proto.codec import Decoder
 from proto.roles import Role, WorkerState
 from proto.struct import WireStruct
 
@@ -51,6 +52,7 @@ class LoadReport(WireStruct, frozen=True, tag="load"):
 
 
 AnyBeat = Beat | LoadReport
+BEATS = Decoder[AnyBeat](AnyBeat)
 
 
 def process_of(beat: AnyBeat) -> str:

@@ -4,6 +4,7 @@ A frame says which tokens lie at which offset of the answer, so a reader can tel
 older attempt from what it awaits, whatever the bus lost or doubled.
 """
 
+from proto.codec import Decoder
 from proto.errors import Fault
 from proto.requests import FinishReason, PrefillPlace
 from proto.struct import PackedStruct, WireStruct
@@ -63,3 +64,4 @@ class LiveOffsets(WireStruct, frozen=True, tag="offsets"):
 
 
 StreamMessage = StepFrames | LiveOffsets
+STREAM_MESSAGES = Decoder[StreamMessage](StreamMessage)

@@ -13,8 +13,10 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Four bytes a token.
 
     Raises:
-        InvalidRequest: a token is negative or does not fit into 32 bits.
+        InvalidRequest: a token is negative or does not fit into 32 bits, or `tokens` is packed already.
     """
+    if isinstance(tokens, bytes | bytearray):  # `array` would take them for its own memory
+        raise InvalidRequest(field="tokens", reason="bytes are no list of token ids")
     try:
         packed = array("I", tokens)
     except (OverflowError, TypeError) as error:
