@@ -3,8 +3,8 @@
 from typing import TypeVar
 
 from proto import subjects
-from proto.codec import decode, encode
-from proto.control import ControlReply, ControlRequest
+from proto.codec import encode
+from proto.control import CONTROL_REPLIES, ControlRequest
 from proto.errors import InternalFault, from_fault
 from proto.requests import Refused
 from services.bus import Bus
@@ -27,7 +27,7 @@ class ControlClient:
         """
         payload = encode(request, self._bus.max_payload_bytes)
         raw = await self._bus.request(subjects.worker_control(self._ns, worker), payload, timeout_s)
-        reply: ControlReply = decode(raw, ControlReply)  # type: ignore[arg-type]
+        reply = CONTROL_REPLIES.decode(raw)
         if isinstance(reply, Refused):
             raise from_fault(reply.fault)
         if not isinstance(reply, kind):

@@ -5,7 +5,7 @@ import logging
 
 from proto import control
 from proto.codec import decode, encode
-from proto.control import ControlReply, ControlRequest
+from proto.control import CONTROL_REQUESTS, ControlReply, ControlRequest
 from proto.errors import Disconnected, InternalFault, KvmeshError, to_fault
 from proto.requests import Accepted, GenerateReply, Refused, RoutedRequest
 from services.bus import Delivery
@@ -80,8 +80,7 @@ class WorkerDoor:
 
     def _answer_control(self, delivery: Delivery) -> ControlReply:
         try:
-            request: ControlRequest = decode(delivery.payload, ControlRequest)  # type: ignore[arg-type]
-            return self._serve(request)
+            return self._serve(CONTROL_REQUESTS.decode(delivery.payload))
         except KvmeshError as error:
             return Refused(to_fault(error))
         except Exception as error:

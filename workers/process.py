@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from proto import subjects
 from proto.cards import ModelCard, RankAgent, WorkerCard
-from proto.codec import decode
 from proto.errors import DeadlineExceeded, Disconnected, InternalFault
 from proto.jobs import Landing
 from proto.names import check_id, new_id
-from proto.reports import AnyBeat
+from proto.reports import BEATS, AnyBeat
 from proto.roles import WorkerState
 from services.admin import Health, open_admin
 from services.bus import Bus, open_bus
@@ -158,7 +157,7 @@ async def _serve(
     beating = BeatSettings(interval_s=mesh.beat_s, lost_after_s=mesh.lost_after_s)
     registration = Registration(outside.directory, ns, _worker_card(outside, ground), rank)
     async with (
-        watch_beats(bus, ns, beating, _decode_beat) as liveness,
+        watch_beats(bus, ns, beating, BEATS.decode) as liveness,
         open_tasks() as tasks,
     ):
         running = [
@@ -243,11 +242,6 @@ async def _end_for_gone_frontends(outside: Outside, parts: Parts, liveness: Live
         except Disconnected:
             lost.put_nowait(process)
             await outside.bus.wait_connected(outside.settings.bus.connect_timeout_s)
-
-
-def _decode_beat(payload: bytes) -> AnyBeat:
-    beat: AnyBeat = decode(payload, AnyBeat)  # type: ignore[arg-type]
-    return beat
 
 
 def _worker_card(outside: Outside, ground: Ground) -> WorkerCard:
