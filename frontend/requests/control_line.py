@@ -8,8 +8,8 @@ import asyncio
 import logging
 
 from proto import subjects
-from proto.codec import decode, encode
-from proto.control import Acknowledge, Cancel, ControlReply, ControlRequest, Resend, Resent
+from proto.codec import encode
+from proto.control import CONTROL_REPLIES, Acknowledge, Cancel, ControlRequest, Resend, Resent
 from proto.errors import InvalidRequest, KvmeshError, from_fault
 from proto.requests import Refused
 from proto.streams import Frame
@@ -51,7 +51,7 @@ class ControlLine:
         """
         subject = subjects.worker_control(self._ns, worker)
         answer = await self._bus.request(subject, encode(Resend(request, attempt, offset)), ANSWER_LIMIT_S)
-        reply: ControlReply = decode(answer, ControlReply)  # type: ignore[arg-type]
+        reply = CONTROL_REPLIES.decode(answer)
         match reply:
             case Resent(frame=frame) if frame.request == request and frame.attempt == attempt:
                 return frame

@@ -27,11 +27,11 @@ from frontend.requests.control_line import ControlLine
 from frontend.requests.stream_state import StreamRules, StreamState
 from frontend.requests.waker import Waker
 from proto import subjects
-from proto.codec import decode, encode
+from proto.codec import encode
 from proto.errors import InternalFault, InvalidRequest, KvmeshError, Overloaded, from_fault
 from proto.reports import AnyBeat, LoadReport
-from proto.requests import GenerateRequest, Queued, Refused, Routed, RouteReply
-from proto.streams import LiveOffsets, StepFrames, StreamMessage
+from proto.requests import ROUTE_REPLIES, GenerateRequest, Queued, Refused, Routed, RouteReply
+from proto.streams import STREAM_MESSAGES, LiveOffsets, StepFrames
 from proto.tokens import pack_tokens
 from services.bus import Bus, Delivery
 from services.liveness import Liveness
@@ -175,7 +175,7 @@ class StreamHub:
 
     def _apply_message(self, payload: bytes) -> None:
         try:
-            message: StreamMessage = decode(payload, StreamMessage)  # type: ignore[arg-type]
+            message = STREAM_MESSAGES.decode(payload)
             if isinstance(message, StepFrames):
                 self._apply_frames(message)
             else:
@@ -271,10 +271,9 @@ class StreamHub:
 def _read_reply(answer: bytes) -> RouteReply:
     """An answer that cannot be read is our bug, whatever it says of the bytes."""
     try:
-        reply: RouteReply = decode(answer, RouteReply)  # type: ignore[arg-type]
+        return ROUTE_REPLIES.decode(answer)
     except InvalidRequest as error:
         raise InternalFault(reason=f"a router's answer cannot be read: {error}") from error
-    return reply
 
 
 def _apply_reply(state: StreamState, attempt: int, reply: RouteReply) -> Actions:

@@ -1,0 +1,192 @@
+"""What can be served now: cards from the directory, signs of life and tokenizer files from the bus."""
+
+import asyncio
+import logging
+from typing import TypeVar
+
+import msgspec
+
+from frontend.text.chat_template import ChatTemplate, compile_chat_template
+from frontend.text.tokenizer import TextTokenizer, load_tokenizer
+from proto import keys
+from proto.cards import ModelCard, TextFiles, WorkerCard
+from proto.codec import decode
+from proto.errors import InternalFault, InvalidRequest, InvalidSetting, NoWorker, UnknownModel
+from proto.reports import AnyBeat, LoadReport
+from proto.roles import Role, WorkerState
+from services.directory import Changed, Directory, Entry, Listed, Removed
+from services.liveness import Liveness
+from services.objects import Objects
+from services.tasks import open_tasks
+
+_log = logging.getLogger(__name__)
+
+KEPT_TEXTS = 64
+
+_STATES = (WorkerState.READY, WorkerState.DRAINING, WorkerState.LEAVING)
+
+_Card = TypeVar("_Card")
+
+
+class ModelText(msgspec.Struct, frozen=True):
+    """What turns a model's text into tokens and back; no template for a model without one."""
+
+    tokenizer: TextTokenizer
+    template: ChatTemplate | None
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    card: ModelCard
+    text: ModelText
+
+
+class ModelDirectory:
+    """Belongs to one event loop. `follow` keeps it true."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        objects: Objects,
+        liveness: Liveness[AnyBeat],
+        ns: str,
+        files_limit_s: float,
+    ) -> None:
+        self._directory = directory
+        self._objects = objects
+        self._liveness = liveness
+        self._ns = ns
+        self._files_limit_s = files_limit_s
+        self._cards: dict[str, ModelCard] = {}
+        self._workers: dict[str, WorkerCard] = {}
+        self._listed: set[str] = set()
+        self._texts: dict[TextFiles, ModelText] = {}
+        self._reading: dict[TextFiles, asyncio.Lock] = {}
+
+    async def follow(self) -> None:
+        """Without end."""
+        self._liveness.on_change(self._apply_lost)
+        async with open_tasks() as tasks:
+            tasks.create_task(self._follow_models(), name="models")
+            tasks.create_task(self._follow_workers(), name="workers")
+
+    def find(self, name: str) -> ModelCard:
+        """The card of a model that a request may be sent to.
+
+        Raises:
+            UnknownModel: no card, and no worker.
+            NoWorker: nobody serves it now.
+        """
+        card = self._cards.get(name)
+        if card is None:
+            raise UnknownModel(model=name)
+        if not self._is_served(name):
+            raise NoWorker(model=name)
+        return card
+
+    def served(self) -> list[ModelCard]:
+        """By name: the models with a decode worker that takes work."""
+        return [card for name, card in sorted(self._cards.items()) if self._is_served(name)]
+
+    async def load(self, card: ModelCard) -> ServedModel:
+        """The card with its tokenizer and template, which are read once and kept.
+
+        Raises:
+            DeadlineExceeded, Disconnected: the object store does not give the files in time.
+            InternalFault: what it gives is no tokenizer, or no template.
+        """
+        files = card.text
+        if files not in self._texts:
+            async with self._reading.setdefault(files, asyncio.Lock()):
+                if files not in self._texts:
+                    self._keep(files, await self._read_text(files))
+        return ServedModel(card, self._texts[files])
+
+    def _keep(self, files: TextFiles, text: ModelText) -> None:
+        while len(self._texts) >= KEPT_TEXTS:
+            oldest = next(iter(self._texts))
+            del self._texts[oldest]
+            self._reading.pop(oldest, None)
+        self._texts[files] = text
+
+    async def _read_text(self, files: TextFiles) -> ModelText:
+        try:
+            tokenizer_json = await self._objects.get(files.tokenizer, self._files_limit_s)
+            source = b""
+            if files.chat_template:
+                source = await self._objects.get(files.chat_template, self._files_limit_s)
+            return await asyncio.to_thread(_build_text, tokenizer_json, source, files)
+        except (InvalidRequest, InvalidSetting, UnicodeDecodeError) as error:
+            raise InternalFault(reason=f"the model's text files: {error}") from error
+
+    def _is_served(self, model: str) -> bool:
+        return any(card.model == model and self._takes_work(card) for card in self._workers.values())
+
+    def _takes_work(self, card: WorkerCard) -> bool:
+        if not self._liveness.is_alive(card.worker):
+            return False
+        role, state = _newest(card, self._liveness.last(card.worker))
+        return role is Role.DECODE and state is WorkerState.READY
+
+    def _apply_lost(self, process: str, is_alive: bool) -> None:
+        if not is_alive:
+            self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """A vanished key alone ends nothing: the worker is forgotten once its beats have ended too."""
+        self._workers = {
+            worker: card
+            for worker, card in self._workers.items()
+            if worker in self._listed or self._liveness.is_alive(worker)
+        }
+
+    async def _follow_models(self) -> None:
+        async with self._directory.watch(keys.models(self._ns)) as changes:
+            async for change in changes:
+                match change:
+                    case Listed(entries=entries):
+                        self._cards = {card.name: card for card in _read_all(entries, ModelCard)}
+                    case Changed(entry=entry):
+                        self._cards |= {card.name: card for card in _read_all([entry], ModelCard)}
+                    case Removed(key=key):
+                        self._cards.pop(keys.model_of(key), None)
+
+    async def _follow_workers(self) -> None:
+        async with self._directory.watch(keys.workers(self._ns)) as changes:
+            async for change in changes:
+                match change:
+                    case Listed(entries=entries):
+                        self._listed = {keys.last_part(entry.key) for entry in entries}
+                        self._workers |= {card.worker: card for card in _read_all(entries, WorkerCard)}
+                    case Changed(entry=entry):
+                        self._listed.add(keys.last_part(entry.key))
+                        self._workers |= {card.worker: card for card in _read_all([entry], WorkerCard)}
+                    case Removed(key=key):
+                        self._listed.discard(keys.last_part(key))
+                self._forget_gone()
+
+
+def _newest(card: WorkerCard, report: AnyBeat | None) -> tuple[Role, WorkerState]:
+    """What the newer of the two says; within one epoch states only ever go forward."""
+    if not isinstance(report, LoadReport) or report.incarnation != card.incarnation:
+        return card.role, card.state
+    if report.epoch != card.epoch:
+        return (report.role, report.state) if report.epoch > card.epoch else (card.role, card.state)
+    return card.role, max(card.state, report.state, key=_STATES.index)
+
+
+def _read_all(entries: list[Entry], kind: type[_Card]) -> list[_Card]:
+    """The cards that can be read; one of a later version that cannot is as good as none."""
+    cards = []
+    for entry in entries:
+        try:
+            cards.append(decode(entry.value, kind))
+        except InvalidRequest as error:
+            _log.warning("a card cannot be read: %s", error, extra={"key": entry.key})
+    return cards
+
+
+def _build_text(tokenizer_json: bytes, template_source: bytes, files: TextFiles) -> ModelText:
+    """Takes up to a second: not on the event loop."""
+    special = {"bos_token": files.bos_token, "eos_token": files.eos_token}
+    template = compile_chat_template(template_source.decode(), special) if template_source else None
+    return ModelText(load_tokenizer(tokenizer_json), template)

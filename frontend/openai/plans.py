@@ -1,0 +1,93 @@
+"""From the body of a request to what it asks the mesh for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from frontend.generation import Plan, Prompt
+from frontend.openai.bodies import MAX_PROMPTS, ChatBody, CompletionBody
+from frontend.text.chat_messages import Chat
+from proto.errors import InvalidRequest
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_MESSAGE_KEYS = frozenset(("role", "content", "name", "tool_calls", "tool_call_id"))
+_LEAST_TOP_P = 1e-6
+
+
+def plan_chat(body: ChatBody) -> Plan:
+    """
+    Raises:
+        InvalidRequest: a message, or two fields that contradict each other.
+    """
+    messages = [_check_message(message, place) for place, message in enumerate(body.messages)]
+    if None not in (body.max_tokens, body.max_completion_tokens) and (
+        body.max_tokens != body.max_completion_tokens
+    ):
+        raise InvalidRequest(field="max_tokens", reason="max_completion_tokens says otherwise")
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    return _plan(body, [Chat(messages)], "messages", max_tokens)
+
+
+def plan_completion(body: CompletionBody) -> Plan:
+    """Raises InvalidRequest."""
+    return _plan(body, _prompts(body.prompt), "prompt", body.max_tokens)
+
+
+def _plan(body: ChatBody | CompletionBody, prompts: list[Prompt], field: str, max_tokens: int | None) -> Plan:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest(field="stream_options", reason="only with stream")
+    return Plan(
+        model=body.model,
+        prompts=prompts,
+        prompt_field=field,
+        max_tokens=max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else max(body.top_p, _LEAST_TOP_P),
+        top_k=max(body.top_k or 0, 0),
+        seed=body.seed,
+        stops=_stops(body.stop),
+        stop_tokens=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        salt=body.cache_salt or "",
+        priority=body.priority or 0,
+    )
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in stops:
+        raise InvalidRequest(field="stop", reason="a stop string is empty")
+    return stops
+
+
+def _check_message(message: Mapping[str, Any], place: int) -> dict[str, Any]:
+    field = f"messages[{place}]"
+    for key, value in message.items():
+        if key not in _MESSAGE_KEYS and value not in (None, []):
+            raise InvalidRequest(field=f"{field}.{key}", reason="this is not served here")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InvalidRequest(field=f"{field}.role", reason=f"one of {', '.join(_ROLES)}")
+    content = message.get("content")
+    if content is None and not (role == "assistant" and message.get("tool_calls")):
+        raise InvalidRequest(field=f"{field}.content", reason="it is missing")
+    if content is not None and not isinstance(content, str | list):
+        raise InvalidRequest(field=f"{field}.content", reason="a string or a list of text parts")
+    return {**{key: message[key] for key in _MESSAGE_KEYS & message.keys()}, "role": _ROLES[role]}
+
+
+def _prompts(prompt: str | list[Any]) -> list[Prompt]:
+    """A string, token ids, or a list of either; several prompts are several choices."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if _is_token_list(prompt):
+        return [prompt]
+    if not 1 <= len(prompt) <= MAX_PROMPTS:
+        raise InvalidRequest(field="prompt", reason=f"1 to {MAX_PROMPTS} prompts, not {len(prompt)}")
+    for one in prompt:
+        if not isinstance(one, str) and not (isinstance(one, list) and _is_token_list(one)):
+            raise InvalidRequest(field="prompt", reason="a string, a list of token ids, or a list of such")
+    return prompt
+
+
+def _is_token_list(value: list[Any]) -> bool:
+    return bool(value) and all(type(token) is int for token in value)

@@ -1,0 +1,176 @@
+"""The frontend as a process: what it opens, in which order, and how it ends.
+
+```
+ admin, bus, directory, beats ─► stream subject heard ─► models known ─► HTTP open ─► registered
+                                                                                          │
+ closed ◄─ beat "leaving" ◄─ HTTP closed ◄─ streams drained ◄─ admits no more ◄─ unregistered
+```
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from frontend.generation import Generator
+from frontend.http.app import BodyLimits, make_app
+from frontend.models import ModelDirectory
+from frontend.requests.stream_hub import open_stream_hub
+from frontend.settings import FrontendSettings
+from frontend.text.tokenize_pool import open_tokenize_pool
+from proto import keys, subjects
+from proto.cards import Presence
+from proto.codec import encode
+from proto.errors import KvmeshError
+from proto.names import new_id
+from proto.reports import BEATS, AnyBeat, Beat
+from services.admin import Health, open_admin
+from services.bus import Bus, open_bus
+from services.directory import Directory, open_directory
+from services.http_server import serve_http
+from services.liveness import Liveness, send_beats, watch_beats
+from services.logs import set_up_logs
+from services.metrics import FrontendMetrics, Metrics
+from services.objects import Objects
+from services.tasks import open_tasks
+
+_log = logging.getLogger(__name__)
+
+OnOpen = Callable[[str], None]
+
+
+async def run_frontend(settings: FrontendSettings, shutdown: asyncio.Event) -> None:
+    """A frontend's life: until `shutdown` is set and its streams have ended, or were given their time."""
+    frontend = new_id()
+    set_up_logs(settings.logs, "frontend", frontend)
+    await serve_frontend(settings, frontend, shutdown, lambda url: _log.info("serving at %s", url))
+
+
+async def serve_frontend(
+    settings: FrontendSettings, frontend: str, shutdown: asyncio.Event, on_open: OnOpen
+) -> None:
+    """As `run_frontend`, in a process whose logs are somebody else's. `frontend` names this incarnation.
+
+    `on_open` is called with the URL once requests are taken.
+
+    Raises:
+        KvmeshError: bus, directory or a port cannot be had.
+    """
+    metrics, health = Metrics("frontend", frontend), Health()
+    metrics.watch_process()
+    async with (
+        open_admin(settings.admin, health, metrics),
+        open_bus(settings.bus, f"frontend-{frontend}") as bus,
+        open_directory(settings.directory) as directory,
+        watch_beats(bus, settings.mesh.ns, settings.beats, BEATS.decode) as liveness,
+    ):
+        service = FrontendService(settings, frontend, bus, directory, liveness, metrics, health)
+        await service.serve(shutdown, on_open)
+
+
+class FrontendService:
+    """The parts of a frontend, and the order in which they live. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        frontend: str,
+        bus: Bus,
+        directory: Directory,
+        liveness: Liveness[AnyBeat],
+        metrics: Metrics,
+        health: Health,
+    ) -> None:
+        self._settings = settings
+        self._frontend = frontend
+        self._bus = bus
+        self._directory = directory
+        self._liveness = liveness
+        self._health = health
+        self._metrics = FrontendMetrics(metrics)
+        self._is_leaving = False
+        objects = Objects(bus, settings.objects, subjects.objects_bucket(settings.mesh.ns))
+        self._models = ModelDirectory(
+            directory, objects, liveness, settings.mesh.ns, settings.text_files_limit_s
+        )
+
+    async def serve(self, shutdown: asyncio.Event, on_open: OnOpen) -> None:
+        """Until `shutdown` is set and the streams have ended, or `drain_limit_s` is over."""
+        settings = self._settings
+        async with (
+            self._beating(),
+            self._following_models(),
+            open_tokenize_pool(settings.tokenize_threads, settings.tokenize_queue) as pool,
+            open_stream_hub(
+                self._bus,
+                settings.mesh.ns,
+                self._frontend,
+                liveness=self._liveness,
+                rules=settings.hub_rules,
+                metrics=self._metrics,
+            ) as hub,
+        ):
+            generator = Generator(
+                self._frontend,
+                models=self._models,
+                pool=pool,
+                hub=hub,
+                request_limit_s=settings.request_limit_s,
+                tokenize_limit_s=settings.tokenize_limit_s,
+                metrics=self._metrics,
+            )
+            await self._take_requests(generator, shutdown, on_open)
+
+    async def _take_requests(self, generator: Generator, shutdown: asyncio.Event, on_open: OnOpen) -> None:
+        """Registered once requests are taken; unregistered before any is refused."""
+        settings = self._settings
+        app = make_app(generator, self._models, BodyLimits(settings.body_limit_bytes, settings.body_limit_s))
+        async with serve_http(app, settings.host, settings.port, setting="frontend.port") as address:
+            self._show_health(generator)
+            async with self._registered(address.url):
+                on_open(address.url)
+                await shutdown.wait()
+            generator.stop_admitting()
+            await generator.wait_idle(settings.mesh.drain_limit_s)
+
+    def _show_health(self, generator: Generator) -> None:
+        require = self._health.require_to_be_ready
+        require("bus", lambda: "" if self._bus.is_connected else "not connected")
+        require("requests", lambda: "" if generator.is_admitting else "takes none any more")
+        require("models", lambda: "" if self._models.served() else "no model can be served")
+
+    @asynccontextmanager
+    async def _following_models(self) -> AsyncIterator[None]:
+        async with open_tasks() as tasks:
+            following = tasks.create_task(self._models.follow(), name="model directory")
+            try:
+                yield
+            finally:
+                following.cancel()
+
+    @asynccontextmanager
+    async def _beating(self) -> AsyncIterator[None]:
+        subject = subjects.beat(self._settings.mesh.ns, self._frontend)
+        async with send_beats(self._bus, subject, self._beat, self._settings.beats):
+            try:
+                yield
+            finally:
+                self._is_leaving = True
+
+    def _beat(self) -> bytes:
+        return encode(Beat(self._frontend, "frontend", self._frontend, is_leaving=self._is_leaving))
+
+    @asynccontextmanager
+    async def _registered(self, url: str) -> AsyncIterator[None]:
+        """In the directory for the time of the body; while etcd is away, as soon as it is back."""
+        key = keys.frontend(self._settings.mesh.ns, self._frontend)
+        presence = Presence(self._frontend, self._frontend, self._settings.mesh.host_name, url)
+        try:
+            await self._directory.own(key, encode(presence))
+        except KvmeshError as error:
+            _log.warning("not registered yet: %s", error)
+        yield
+        try:
+            await self._directory.disown(key)
+        except KvmeshError as error:
+            _log.warning("still registered: %s", error)

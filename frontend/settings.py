@@ -1,0 +1,92 @@
+"""Every setting of the frontend, with its unit and its default."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from frontend.requests.stream_hub import HubRules
+from frontend.requests.stream_state import StreamRules
+from services.admin import AdminSettings
+from services.bus import BusSettings
+from services.directory import DirectorySettings
+from services.liveness import BeatSettings
+from services.logs import LogSettings
+from services.mesh_settings import MeshSettings
+from services.objects import ObjectSettings
+from services.tracing import TraceSettings
+
+
+class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[frontend]`, and the tables that it shares."""
+
+    mesh: MeshSettings = MeshSettings()
+    bus: BusSettings = BusSettings()
+    directory: DirectorySettings = msgspec.field(default_factory=DirectorySettings)
+    objects: ObjectSettings = ObjectSettings()
+    logs: LogSettings = LogSettings()
+    tracing: TraceSettings = TraceSettings()
+    admin: AdminSettings = AdminSettings()
+
+    host: Annotated[str, Meta(description="address that the OpenAI API listens on")] = "127.0.0.1"
+    port: Annotated[int, Meta(description="its port; 0: a free one", ge=0, le=65535)] = 8000
+    body_limit_bytes: Annotated[int, Meta(description="largest body of a request", ge=1024)] = 4 * 2**20
+    body_limit_s: Annotated[
+        float, Meta(description="seconds that a client may take to send its body", gt=0)
+    ] = 30.0
+    request_limit_s: Annotated[float, Meta(description="seconds that a request may take in all", gt=0)] = (
+        600.0
+    )
+    live_limit: Annotated[int, Meta(description="requests at once; beyond, they are refused", ge=1)] = 4096
+    tokenize_threads: Annotated[int, Meta(description="threads that apply templates and tokenise", ge=1)] = 2
+    tokenize_queue: Annotated[
+        int, Meta(description="prompts that may wait to be tokenised; beyond, they are refused", ge=1)
+    ] = 256
+    tokenize_limit_s: Annotated[
+        float, Meta(description="seconds that one prompt may wait for its tokens", gt=0)
+    ] = 30.0
+    text_files_limit_s: Annotated[
+        float,
+        Meta(description="seconds that reading a model's tokenizer from the object store may take", gt=0),
+    ] = 20.0
+    route_limit_s: Annotated[
+        float, Meta(description="seconds that a router may take to answer before another is asked", gt=0)
+    ] = 6.0
+    accept_limit_s: Annotated[
+        float, Meta(description="seconds from a router's choice to the worker's first frame", gt=0)
+    ] = 2.0
+    queued_limit_s: Annotated[
+        float, Meta(description="least seconds that a request queued at a router is left there", gt=0)
+    ] = 60.0
+    silence_limit_s: Annotated[
+        float, Meta(description="seconds without a word of a request before a resend is asked", gt=1)
+    ] = 3.0
+    resend_limit_s: Annotated[
+        float, Meta(description="seconds of unanswered resends before the request moves on", gt=0)
+    ] = 5.0
+    outage_limit_s: Annotated[
+        float, Meta(description="seconds that a running request outlives an outage of the bus", gt=0)
+    ] = 60.0
+    reroute_limit_s: Annotated[
+        float, Meta(description="seconds of vain attempts, no token coming, before a request fails", gt=0)
+    ] = 30.0
+    lost_limit: Annotated[
+        int, Meta(description="lost workers that a request survives; 0: it fails with its first", ge=0)
+    ] = 3
+
+    @property
+    def beats(self) -> BeatSettings:
+        return BeatSettings(interval_s=self.mesh.beat_s, lost_after_s=self.mesh.lost_after_s)
+
+    @property
+    def hub_rules(self) -> HubRules:
+        stream = StreamRules(
+            accept_s=self.accept_limit_s,
+            queued_s=self.queued_limit_s,
+            silence_s=self.silence_limit_s,
+            resend_s=self.resend_limit_s,
+            outage_s=self.outage_limit_s,
+            reroute_s=self.reroute_limit_s,
+            max_lost=self.lost_limit,
+        )
+        return HubRules(stream, route_s=self.route_limit_s, tick_s=0.1, max_live=self.live_limit)

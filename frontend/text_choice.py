@@ -1,0 +1,157 @@
+"""One choice of an answer: a request's tokens become text that stops where it should."""
+
+import time
+
+import msgspec
+
+from frontend.requests.stream_hub import LiveRequest, StreamHub
+from frontend.text.detokenizer import Detokenizer
+from frontend.text.stop_strings import StopStrings
+from frontend.text.tokenizer import TextTokenizer
+from proto.errors import KvmeshError
+from proto.requests import FinishReason
+from proto.streams import End
+from services.metrics import FrontendMetrics
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Text of one choice, and at its end how it finished."""
+
+    index: int
+    text: str
+    finish: FinishReason | None = None
+
+
+class ChoiceFacts(msgspec.Struct, frozen=True, omit_defaults=False):
+    """What a client may ask to know of a choice. Units: tokens; seconds from the request's arrival."""
+
+    index: int
+    worker: str
+    attempts: int
+    prefill: str
+    prefill_worker: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    total_s: float
+
+
+class TextChoice:
+    """Reads one live request. What it gives does not depend on how the tokens were cut into frames."""
+
+    def __init__(
+        self,
+        index: int,
+        live: LiveRequest,
+        hub: StreamHub,
+        tokenizer: TextTokenizer,
+        stops: tuple[str, ...],
+        stop_tokens: frozenset[int],
+        num_prompt: int,
+        arrived_s: float,
+        metrics: FrontendMetrics,
+    ) -> None:
+        self.index = index
+        self.num_prompt = num_prompt
+        self.num_out = 0
+        self.finish: FinishReason | None = None
+        self._live = live
+        self._hub = hub
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stops) if stops else None
+        self._stop_tokens = stop_tokens
+        self._arrived_s = arrived_s
+        self._first_s = self._last_s = 0.0
+        self._metrics = metrics
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens that were cached; what a later attempt found of its own replay does not count."""
+        state = self._live.state
+        if isinstance(state.outcome, End) and state.began_at == 0:
+            return min(state.outcome.cached_tokens, self.num_prompt)
+        return 0
+
+    def facts(self) -> ChoiceFacts:
+        state = self._live.state
+        end = state.outcome if isinstance(state.outcome, End) else End(None)
+        return ChoiceFacts(
+            index=self.index,
+            worker=state.worker,
+            attempts=state.attempt + 1,
+            prefill=end.prefill,
+            prefill_worker=end.prefill_worker,
+            prompt_tokens=self.num_prompt,
+            completion_tokens=self.num_out,
+            cached_tokens=self.num_cached,
+            ttft_s=round(self._first_s - self._arrived_s, 6) if self._first_s else 0.0,
+            total_s=round(self._last_s - self._arrived_s, 6) if self._last_s else 0.0,
+        )
+
+    def try_take(self) -> Piece | None:
+        """What has come since the last time; None for nothing, and after the finish.
+
+        Raises:
+            KvmeshError: the request has failed, and its text has been taken.
+        """
+        if self.finish is not None:
+            return None
+        state = self._live.state
+        new = state.tokens[self.num_out :]
+        if not new and state.outcome is None:
+            return None
+        if not new and isinstance(state.outcome, KvmeshError):
+            raise state.outcome
+        if new:
+            self._measure(len(new))
+        text = self._take_text(new)
+        if self.finish is None and isinstance(state.outcome, End):
+            text += self._end_text()
+            if self.finish is None:
+                self.finish = state.outcome.finish
+        if self.finish is not None:
+            self._hub.finish(self._live)
+        return Piece(self.index, text, self.finish)
+
+    def close(self) -> None:
+        self._hub.finish(self._live)
+
+    def _take_text(self, new: list[int]) -> str:
+        if self._stops is None:
+            self.num_out += len(new)
+            return self._detokenizer.push([token for token in new if token not in self._stop_tokens])
+        shown = ""
+        for token in new:  # one by one, so that what is counted does not depend on the frames
+            self.num_out += 1
+            if token not in self._stop_tokens:
+                shown += self._cut(self._detokenizer.push((token,)))
+            if self.finish is not None:
+                break
+        return shown
+
+    def _end_text(self) -> str:
+        rest = self._detokenizer.flush()
+        if self._stops is None:
+            return rest
+        shown = self._cut(rest)
+        return shown if self.finish is not None else shown + self._stops.flush()
+
+    def _cut(self, text: str) -> str:
+        assert self._stops is not None
+        cut = self._stops.push(text)
+        if cut.stop is not None:
+            self.finish = "stop"
+        return cut.text
+
+    def _measure(self, num_new: int) -> None:
+        now_s = time.monotonic()
+        if not self._first_s:
+            self._first_s = now_s
+            self._metrics.ttft_s.observe(now_s - self._arrived_s)
+        else:
+            gap_s = (now_s - self._last_s) / num_new
+            for _ in range(num_new):
+                self._metrics.itl_s.observe(gap_s)
+        self._last_s = now_s
+        self._metrics.tokens_out.inc(num_new)
