@@ -123,7 +123,7 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
 
     transfers = TransferThread(transport, on_landing, on_moved)
     queue = await open_work_queue(
-        outside.bus, settings.queue, subjects.prefill_stream(outside.ns), subjects.prefill_any(outside.ns)
+        outside.bus, settings.jobs, subjects.prefill_stream(outside.ns), subjects.prefill_any(outside.ns)
     )
     async with transfers.running() as rank:
         peers = Peers(rank, term.worker, transfers)

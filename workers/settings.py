@@ -26,7 +26,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logs: LogSettings = LogSettings()
     tracing: TraceSettings = TraceSettings()
     admin: AdminSettings = AdminSettings()
-    queue: WorkQueueSettings = WorkQueueSettings()
+    jobs: WorkQueueSettings = WorkQueueSettings()
     objects: ObjectSettings = ObjectSettings()
     simulated: SimulatedModel = SimulatedModel()
 
