@@ -1,0 +1,111 @@
+"""A frontend on a scripted mesh, with a tiny model's tokenizer, and OpenAI's own client before it."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from frontend.service import serve_frontend
+from frontend.settings import FrontendSettings
+from frontend.text.tokenizer import TextTokenizer, load_tokenizer
+from proto.cards import ModelCard
+from proto.names import new_id
+from services.bus import BusSettings
+from services.directory import DirectorySettings
+from services.mesh_settings import MeshSettings
+from services.objects import ObjectSettings
+from services.servers import Server
+from services.tasks import open_tasks
+from tests.frontend.scripted_mesh import KV, Script, ScriptedMesh, scripted_mesh, text_files
+from tests.tiny_model import CHAT_TEMPLATE, write_tiny
+
+CONTEXT_TOKENS = 256
+MODEL = "org/Tiny-1.0"
+
+
+@dataclass
+class Served:
+    """A frontend that serves, and what stands on both its sides."""
+
+    mesh: ScriptedMesh
+    url: str
+    http: httpx.AsyncClient
+    openai: AsyncOpenAI
+    tokenizer: TextTokenizer
+    shutdown: asyncio.Event
+    life: asyncio.Task[None]
+
+    async def ready(self) -> None:
+        """Returns once the model can be served."""
+        async with asyncio.timeout(10):
+            while MODEL not in (await self.http.get("/v1/models")).text:
+                pass
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture(scope="session")
+def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    write_tiny(folder, heads=2, kv_heads=1, layers=1, hidden=16)
+    return (folder / "tokenizer.json").read_bytes()
+
+
+@pytest.fixture
+def serve(nats_server: Server, etcd_server: Server, namespace: str, tokenizer_json: bytes) -> Serve:
+    """`async with serve({"w0": Script(...)}) as served:` a frontend on a mesh of scripted workers."""
+
+    @asynccontextmanager
+    async def serve(scripts: dict[str, Script], **settings: Any) -> AsyncIterator[Served]:
+        files = [tokenizer_json, CHAT_TEMPLATE.encode()]
+        digests = [hashlib.sha256(data).hexdigest() for data in files]
+        card = ModelCard(MODEL, KV, text_files(*digests), CONTEXT_TOKENS, 512, [2, 0])
+        chosen = FrontendSettings(
+            mesh=MeshSettings(ns=namespace, beat_s=0.2, lost_after_s=1.0, drain_limit_s=5.0),
+            bus=BusSettings(url=nats_server.url),
+            directory=DirectorySettings(endpoints=[etcd_server.url]),
+            objects=ObjectSettings(storage="memory", max_bytes=8 * 2**20),
+            port=0,
+            **settings,
+        )
+        shutdown, opened = asyncio.Event(), asyncio.get_running_loop().create_future()
+        async with (
+            scripted_mesh(nats_server, etcd_server, namespace, card, files, scripts) as mesh,
+            open_tasks() as tasks,
+        ):
+            life = tasks.create_task(
+                serve_frontend(chosen, new_id(), shutdown, opened.set_result), name="frontend"
+            )
+            url = await opened
+            async with (
+                httpx.AsyncClient(base_url=url, timeout=30) as http,
+                AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as openai,
+            ):
+                served = Served(mesh, url, http, openai, load_tokenizer(tokenizer_json), shutdown, life)
+                if scripts:
+                    await served.ready()
+                try:
+                    yield served
+                finally:
+                    shutdown.set()
+
+    return serve
+
+
+def events(body: str) -> list[Any]:
+    """The data of a stream's events; `[DONE]` as a string."""
+    lines = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]

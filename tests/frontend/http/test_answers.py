@@ -1,0 +1,230 @@
+"""Answers: streamed and whole alike, right in text, usage and finish reason, whole on any client."""
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from proto.requests import GenerateRequest
+from proto.streams import End
+from tests.frontend.conftest import MODEL, Serve, events
+from tests.frontend.scripted_mesh import Script
+
+TEXT = "The capital of France is Paris. Übermäßig schöne Wörter: naïve 日本 👩‍👩‍👧 end."
+ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def says(text: str, tokenizer_json: bytes) -> Callable[[GenerateRequest], list[int]]:
+    from frontend.text.tokenizer import load_tokenizer
+
+    tokens = load_tokenizer(tokenizer_json).encode(text, add_special_tokens=False)
+    return lambda _: [*tokens, 2]
+
+
+def test_a_streamed_chat_equals_a_whole_one_and_both_are_the_workers_text(
+    serve: Serve, tokenizer_json: bytes
+) -> None:
+    async def body() -> None:
+        async with serve({"w0": Script(says(TEXT, tokenizer_json))}) as served:
+            whole = await served.openai.chat.completions.create(model=MODEL, messages=ASK)
+            stream = await served.openai.chat.completions.create(
+                model=MODEL, messages=ASK, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+        assert whole.choices[0].message.content == TEXT
+        assert whole.choices[0].finish_reason == "stop"
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == TEXT
+        assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason] == ["stop"]
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage == whole.usage
+        assert whole.usage is not None
+        assert whole.usage.prompt_tokens_details is not None
+        assert whole.usage.prompt_tokens_details.cached_tokens == 3
+        assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+
+    asyncio.run(body())
+
+
+def test_no_event_breaks_a_character_and_done_comes_once(serve: Serve, tokenizer_json: bytes) -> None:
+    async def body() -> None:
+        async with serve({"w0": Script(says(TEXT, tokenizer_json))}) as served:
+            reply = await served.chat(stream=True)
+        found = events(reply.text)
+        assert found[-1] == "[DONE]"
+        assert found.count("[DONE]") == 1
+        pieces = [event["choices"][0]["delta"].get("content", "") for event in found[:-1]]
+        assert "\ufffd" not in "".join(pieces)
+        assert "".join(pieces) == TEXT
+        assert all("usage" not in event for event in found[:-1])
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("per_frame", [1, 7])
+def test_a_stop_string_ends_the_text_before_it_however_frames_are_cut(
+    serve: Serve, tokenizer_json: bytes, per_frame: int
+) -> None:
+    async def body() -> None:
+        script = Script(says(TEXT, tokenizer_json), per_frame=per_frame)
+        async with serve({"w0": script}) as served:
+            whole = await served.chat(stop=["Wörter", "is Paris"])
+            streamed = events((await served.chat(stop=["Wörter", "is Paris"], stream=True)).text)
+            worker = served.mesh.workers["w0"]
+            await worker.wait_until(lambda: len({request for request, _ in worker.cancelled}) == 2)
+        choice = whole.json()["choices"][0]
+        assert choice["message"]["content"] == "The capital of France "
+        assert choice["finish_reason"] == "stop"
+        text = "".join(event["choices"][0]["delta"].get("content", "") for event in streamed[:-1])
+        assert text == "The capital of France "
+        tokens = served.tokenizer.encode("The capital of France is Paris", add_special_tokens=False)
+        assert whole.json()["usage"]["completion_tokens"] == len(tokens)
+
+    asyncio.run(body())
+
+
+def test_max_tokens_ends_with_length_and_is_clamped_to_the_context(
+    serve: Serve, tokenizer_json: bytes
+) -> None:
+    async def body() -> None:
+        async with serve({"w0": Script(says(TEXT * 20, tokenizer_json), step_s=0.0)}) as served:
+            short = (await served.chat(max_completion_tokens=3)).json()
+            full = (await served.chat(max_tokens=100_000)).json()
+        assert short["choices"][0]["finish_reason"] == "length"
+        assert short["usage"]["completion_tokens"] == 3
+        assert full["usage"]["total_tokens"] == 256
+
+    asyncio.run(body())
+
+
+def test_a_stop_token_is_not_shown_and_an_empty_answer_is_whole(serve: Serve, tokenizer_json: bytes) -> None:
+    async def body() -> None:
+        async with serve({"w0": Script(lambda _: [50, 51, 52])}) as served:
+            reply = (await served.chat(stop_token_ids=[52])).json()
+            shown = served.tokenizer.token_bytes(50) + served.tokenizer.token_bytes(51)
+            served.mesh.workers["w0"].script.answer = lambda _: [2]
+            empty = (await served.chat()).json()
+            streamed = events((await served.chat(stream=True)).text)
+        assert reply["choices"][0]["message"]["content"] == shown.decode("utf-8", "replace")
+        assert empty["choices"][0]["message"]["content"] == ""
+        assert empty["choices"][0]["finish_reason"] == "stop"
+        assert [event["choices"][0]["finish_reason"] for event in streamed[:-1]] == [None, "stop"]
+
+    asyncio.run(body())
+
+
+def test_completions_take_text_tokens_and_several_prompts(serve: Serve, tokenizer_json: bytes) -> None:
+    async def body() -> None:
+        async with serve({"w0": Script(lambda request: [60 + len(request.prompt) // 4, 2])}) as served:
+            client = served.openai.completions
+            one = await client.create(model=MODEL, prompt="Hello")
+            ids = await client.create(model=MODEL, prompt=[5, 6, 7])
+            many = await client.create(model=MODEL, prompt=[[5], [5, 6]])
+            stream = await client.create(model=MODEL, prompt=["Hello", "Hello, world"], stream=True)
+            texts = {0: "", 1: ""}
+            finishes = []
+            async for chunk in stream:
+                choice = chunk.choices[0]
+                texts[choice.index] += choice.text
+                finishes += [choice.finish_reason] if choice.finish_reason else []
+        tokenizer = served.tokenizer
+
+        def text(num_prompt: int) -> str:
+            return tokenizer.token_bytes(60 + num_prompt).decode("utf-8", "replace")
+
+        assert one.choices[0].text == text(len(tokenizer.encode("Hello", add_special_tokens=True)))
+        assert ids.choices[0].text == text(3)
+        assert [choice.text for choice in many.choices] == [text(1), text(2)]
+        assert many.usage is not None
+        assert many.usage.prompt_tokens == 3
+        assert texts[0] == one.choices[0].text
+        assert finishes == ["stop", "stop"]
+
+    asyncio.run(body())
+
+
+def test_the_worker_gets_what_the_client_asked_for_and_always_a_seed(
+    serve: Serve, tokenizer_json: bytes
+) -> None:
+    async def body() -> None:
+        async with serve({"w0": Script(lambda _: [2])}) as served:
+            await served.chat(
+                temperature=0.5,
+                top_p=0.9,
+                top_k=7,
+                seed=11,
+                stop_token_ids=[9],
+                ignore_eos=True,
+                cache_salt="tenant",
+                priority=3,
+                user="someone",
+                n=1,
+            )
+            await served.chat()
+            await served.chat()
+        first, second, third = served.mesh.routed
+        assert (first.sampling.temperature, first.sampling.top_p, first.sampling.top_k) == (0.5, 0.9, 7)
+        assert (first.sampling.seed, first.salt, first.priority) == (11, "tenant", 3)
+        assert (first.stopping.stop_tokens, first.stopping.ignore_eos) == ([9], True)
+        assert second.sampling.seed != third.sampling.seed
+
+    asyncio.run(body())
+
+
+def test_facts_are_told_when_asked_for_and_the_request_id_comes_back(
+    serve: Serve, tokenizer_json: bytes
+) -> None:
+    async def body() -> None:
+        end = End("stop", cached_tokens=4, prefill="remote", prefill_worker="p0")
+        async with serve({"w0": Script(lambda _: [50, 2], end=end)}) as served:
+            whole = await served.chat(kvmesh=True)
+            headers = {"x-kvmesh-facts": "1", "x-request-id": "mine-7"}
+            message = {"model": MODEL, "messages": ASK, "stream": True}
+            streamed = await served.http.post("/v1/chat/completions", json=message, headers=headers)
+            plain = await served.chat()
+        facts = whole.json()["kvmesh"]["choices"][0]
+        assert (facts["worker"], facts["attempts"]) == ("w0", 1)
+        assert (facts["prefill"], facts["prefill_worker"], facts["cached_tokens"]) == ("remote", "p0", 4)
+        assert 0 < facts["ttft_s"] <= facts["total_s"]
+        assert streamed.headers["x-request-id"] == "mine-7"
+        assert [
+            event["kvmesh"]["choices"][0]["worker"] for event in events(streamed.text) if "kvmesh" in event
+        ]
+        assert "kvmesh" not in plain.json()
+
+    asyncio.run(body())
+
+
+def test_models_are_listed_and_shown_and_the_page_of_routes_is_whole(
+    serve: Serve, tokenizer_json: bytes
+) -> None:
+    async def body() -> None:
+        async with serve({"w0": Script(lambda _: [2])}) as served:
+            listed = [model.id async for model in await served.openai.models.list()]
+            shown = await served.openai.models.retrieve(MODEL)
+            schema = (await served.http.get("/openapi.json")).json()
+        assert listed == [MODEL]
+        assert shown.id == MODEL
+        assert set(schema["paths"]) >= {"/v1/chat/completions", "/v1/completions", "/v1/models"}
+        assert "ChatBody" in schema["components"]["schemas"]
+
+    asyncio.run(body())
+
+
+async def _one(served_http: httpx.AsyncClient) -> str:
+    reply = await served_http.post("/v1/completions", json={"model": MODEL, "prompt": "Hello"})
+    text: str = reply.json()["choices"][0]["text"]
+    return text
+
+
+def test_a_hundred_at_once_get_each_its_own_answer(serve: Serve, tokenizer_json: bytes) -> None:
+    async def body() -> None:
+        async with serve({"w0": Script(says(TEXT, tokenizer_json))}) as served:
+            texts = await asyncio.gather(*(_one(served.http) for _ in range(100)))
+            worker = served.mesh.workers["w0"]
+            await worker.wait_until(lambda: len(set(worker.acknowledged)) == 100)
+        assert set(texts) == {TEXT}
+
+    asyncio.run(body())

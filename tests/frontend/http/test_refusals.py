@@ -1,0 +1,206 @@
+"""Refusals: the right status, OpenAI's envelope, the field by its name; in a stream too."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from openai import BadRequestError, NotFoundError, RateLimitError
+from openai.types.chat import ChatCompletionMessageParam
+
+from proto.errors import GoElsewhere, InvalidRequest, NoWorker, Overloaded, to_fault
+from proto.streams import End
+from tests.frontend.conftest import CONTEXT_TOKENS, MODEL, Serve, events
+from tests.frontend.scripted_mesh import Script
+
+QUIET = {"w0": Script(lambda _: [50, 51, 2])}
+USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
+
+WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"n": 2}, "n"),
+    ({"logprobs": True}, "logprobs"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"logit_bias": {"50": 1}}, "logit_bias"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"no_such_field": 1}, "no_such_field"),
+    ({"temperature": 3}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": -1}, "top_p"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ({"seed": 2**70}, "seed"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
+    ({"model": 5}, "model"),
+]
+
+
+def test_every_wrong_or_unserved_field_is_a_400_that_names_it(serve: Serve) -> None:
+    async def body() -> None:
+        async with serve(QUIET) as served:
+            for fields, name in WRONG_FIELDS:
+                reply = await served.chat(**fields)
+                assert reply.status_code == 400, fields
+                error = reply.json()["error"]
+                assert error["param"] == name, error
+                assert error["type"] == "invalid_request_error"
+                assert set(error) == {"message", "type", "param", "code"}
+            assert not served.mesh.routed
+            assert (await served.chat(n=1, logprobs=False, tools=[], logit_bias=None)).status_code == 200
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    "body_text", ["", "{", "[]", "null", '{"model": "m", "messages": "\\ud800"}', "\xff"]
+)
+def test_what_is_no_json_object_is_a_400(serve: Serve, body_text: str) -> None:
+    async def body() -> None:
+        async with serve(QUIET) as served:
+            reply = await served.http.post("/v1/chat/completions", content=body_text.encode("latin-1"))
+        assert reply.status_code == 400
+        assert reply.json()["error"]["type"] == "invalid_request_error"
+
+    asyncio.run(body())
+
+
+def test_bodies_over_the_limit_are_a_413_told_their_length_or_not(serve: Serve) -> None:
+    async def in_pieces() -> Any:
+        for _ in range(4):
+            yield b" " * 1000
+
+    async def body() -> None:
+        async with serve(QUIET, body_limit_bytes=2048) as served:
+            known = await served.http.post("/v1/chat/completions", content=b" " * 4000)
+            unknown = await served.http.post("/v1/chat/completions", content=in_pieces())
+        assert (known.status_code, unknown.status_code) == (413, 413)
+        assert unknown.json()["error"]["code"] == "payload_too_large"
+
+    asyncio.run(body())
+
+
+def test_unknown_paths_methods_and_models_speak_the_same_envelope(serve: Serve) -> None:
+    async def body() -> None:
+        async with serve(QUIET) as served:
+            path = await served.http.get("/v1/nothing")
+            method = await served.http.get("/v1/chat/completions")
+            with pytest.raises(NotFoundError) as unknown:
+                await served.openai.chat.completions.create(model="nope", messages=USER)
+            with pytest.raises(NotFoundError):
+                await served.openai.models.retrieve("nope")
+        assert (path.status_code, method.status_code) == (404, 405)
+        assert path.json()["error"]["code"] == "not_found"
+        assert unknown.value.code == "model_not_found"
+
+    asyncio.run(body())
+
+
+def test_an_overlong_prompt_is_a_400_with_both_numbers(serve: Serve) -> None:
+    async def body() -> None:
+        async with serve(QUIET) as served:
+            fits = {"model": MODEL, "prompt": [5] * (CONTEXT_TOKENS - 1)}
+            assert (await served.http.post("/v1/completions", json=fits)).status_code == 200
+            with pytest.raises(BadRequestError) as refused:
+                await served.openai.completions.create(model=MODEL, prompt=[5] * CONTEXT_TOKENS)
+            wrong = {"model": MODEL, "prompt": [5, 9999]}
+            assert (await served.http.post("/v1/completions", json=wrong)).status_code == 400
+        assert refused.value.code == "context_length_exceeded"
+        assert str(CONTEXT_TOKENS) in refused.value.message
+
+    asyncio.run(body())
+
+
+def test_overload_is_a_429_and_no_worker_a_503_and_both_say_when_to_come_back(serve: Serve) -> None:
+    async def body() -> None:
+        async with serve(QUIET) as served:
+            served.mesh.refusal = Overloaded(reason="the queue is full", retry_after_s=7)
+            with pytest.raises(RateLimitError) as full:
+                await served.openai.completions.create(model=MODEL, prompt="Hello")
+            served.mesh.refusal = NoWorker(model=MODEL)
+            nobody = await served.chat(stream=True)
+        assert full.value.response.headers["retry-after"] == "7"
+        assert nobody.status_code == 503
+        assert nobody.headers["retry-after"] == "1"
+        assert nobody.json()["error"]["code"] == "no_worker"
+
+    asyncio.run(body())
+
+
+def test_a_model_with_a_card_and_no_worker_is_a_503_and_not_listed(serve: Serve) -> None:
+    async def body() -> None:
+        async with serve({}) as served:
+            async with asyncio.timeout(5):
+                while (reply := await served.chat()).status_code == 404:
+                    pass
+            listed = (await served.http.get("/v1/models")).json()["data"]
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "no_worker"
+        assert listed == []
+
+    asyncio.run(body())
+
+
+def test_a_deadline_is_a_504(serve: Serve) -> None:
+    async def body() -> None:
+        script = Script(lambda _: [50, 51, 2], stop_at=0)
+        async with serve({"w0": script}, request_limit_s=0.7) as served:
+            reply = await served.chat()
+        assert reply.status_code == 504
+        assert reply.json()["error"]["type"] == "timeout_error"
+
+    asyncio.run(body())
+
+
+def test_more_than_the_limit_at_once_are_refused(serve: Serve) -> None:
+    async def body() -> None:
+        script = Script(lambda _: [50] * 30 + [2], step_s=0.02)
+        async with serve({"w0": script}, live_limit=1) as served:
+            first = asyncio.ensure_future(served.chat())
+            await served.mesh.wait_until(lambda: len(served.mesh.routed) == 1)
+            second = await served.chat()
+            assert second.status_code == 429
+            assert (await first).status_code == 200
+
+    asyncio.run(body())
+
+
+def test_an_error_after_the_first_token_is_an_event_and_then_done(serve: Serve) -> None:
+    async def body() -> None:
+        wrong = End(None, fault=to_fault(InvalidRequest(field="seed", reason="wrong")))
+        async with serve({"w0": Script(lambda _: [50, 51], end=wrong)}) as served:
+            reply = await served.chat(stream=True)
+            whole = await served.chat()
+        found = events(reply.text)
+        assert reply.status_code == 200
+        assert found[-1] == "[DONE]"
+        assert found[-2]["error"]["param"] == "seed"
+        assert not any(event["choices"][0]["finish_reason"] for event in found[:-2])
+        assert whole.status_code == 400
+        json.loads(whole.text)
+
+    asyncio.run(body())
+
+
+def test_a_worker_that_says_go_elsewhere_costs_the_client_nothing(serve: Serve) -> None:
+    async def body() -> None:
+        busy = End(None, fault=to_fault(GoElsewhere(worker="w0", reason="draining")))
+        scripts = {"w0": Script(lambda _: [], end=busy), "w1": Script(lambda _: [50, 2])}
+        async with serve(scripts) as served:
+            reply = await served.chat(kvmesh=True)
+        assert reply.status_code == 200
+        facts = reply.json()["kvmesh"]["choices"][0]
+        assert (facts["worker"], facts["attempts"], facts["cached_tokens"]) == ("w1", 2, 3)
+
+    asyncio.run(body())
