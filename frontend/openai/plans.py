@@ -11,6 +11,7 @@ from proto.errors import InvalidRequest
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _MESSAGE_KEYS = frozenset(("role", "content", "name", "tool_calls", "tool_call_id"))
 _LEAST_TOP_P = 1e-6
+_SEEDS = 2**63
 
 
 def plan_chat(body: ChatBody) -> Plan:
@@ -35,6 +36,8 @@ def plan_completion(body: CompletionBody) -> Plan:
 def _plan(body: ChatBody | CompletionBody, prompts: list[Prompt], field: str, max_tokens: int | None) -> Plan:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest(field="stream_options", reason="only with stream")
+    if body.seed is not None and not -_SEEDS <= body.seed < _SEEDS:
+        raise InvalidRequest(field="seed", reason="64 bits, with a sign")
     return Plan(
         model=body.model,
         prompts=prompts,
