@@ -1,7 +1,7 @@
 """An answer on one connection: streamed or whole, cancelled upstream the moment its client leaves.
 
 Written straight to ASGI: one `send` carries all events that wait for the client, whatever tokens they came
-from, and no task or queue stands between the hub and the socket. (The server sets TCP_NODELAY itself.)
+from, and no task or queue stands between the hub and the socket. (uvloop sets TCP_NODELAY.)
 """
 
 import asyncio

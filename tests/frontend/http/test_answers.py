@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+import uvloop
 from openai.types.chat import ChatCompletionMessageParam
 
 from proto.requests import GenerateRequest
@@ -45,7 +46,7 @@ def test_a_streamed_chat_equals_a_whole_one_and_both_are_the_workers_text(
         assert whole.usage.prompt_tokens_details.cached_tokens == 3
         assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_no_event_breaks_a_character_and_done_comes_once(serve: Serve, tokenizer_json: bytes) -> None:
@@ -60,7 +61,7 @@ def test_no_event_breaks_a_character_and_done_comes_once(serve: Serve, tokenizer
         assert "".join(pieces) == TEXT
         assert all("usage" not in event for event in found[:-1])
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 @pytest.mark.parametrize("per_frame", [1, 7])
@@ -82,7 +83,7 @@ def test_a_stop_string_ends_the_text_before_it_however_frames_are_cut(
         tokens = served.tokenizer.encode("The capital of France is Paris", add_special_tokens=False)
         assert whole.json()["usage"]["completion_tokens"] == len(tokens)
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_max_tokens_ends_with_length_and_is_clamped_to_the_context(
@@ -96,7 +97,7 @@ def test_max_tokens_ends_with_length_and_is_clamped_to_the_context(
         assert short["usage"]["completion_tokens"] == 3
         assert full["usage"]["total_tokens"] == 256
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_a_stop_token_is_not_shown_and_an_empty_answer_is_whole(serve: Serve, tokenizer_json: bytes) -> None:
@@ -112,7 +113,7 @@ def test_a_stop_token_is_not_shown_and_an_empty_answer_is_whole(serve: Serve, to
         assert empty["choices"][0]["finish_reason"] == "stop"
         assert [event["choices"][0]["finish_reason"] for event in streamed[:-1]] == [None, "stop"]
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_completions_take_text_tokens_and_several_prompts(serve: Serve, tokenizer_json: bytes) -> None:
@@ -142,7 +143,7 @@ def test_completions_take_text_tokens_and_several_prompts(serve: Serve, tokenize
         assert texts[0] == one.choices[0].text
         assert finishes == ["stop", "stop"]
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_the_worker_gets_what_the_client_asked_for_and_always_a_seed(
@@ -170,7 +171,7 @@ def test_the_worker_gets_what_the_client_asked_for_and_always_a_seed(
         assert (first.stopping.stop_tokens, first.stopping.ignore_eos) == ([9], True)
         assert second.sampling.seed != third.sampling.seed
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_facts_are_told_when_asked_for_and_the_request_id_comes_back(
@@ -194,7 +195,7 @@ def test_facts_are_told_when_asked_for_and_the_request_id_comes_back(
         ]
         assert "kvmesh" not in plain.json()
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_models_are_listed_and_shown_and_the_page_of_routes_is_whole(
@@ -210,7 +211,7 @@ def test_models_are_listed_and_shown_and_the_page_of_routes_is_whole(
         assert set(schema["paths"]) >= {"/v1/chat/completions", "/v1/completions", "/v1/models"}
         assert "ChatBody" in schema["components"]["schemas"]
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 async def _one(served_http: httpx.AsyncClient) -> str:
@@ -227,4 +228,4 @@ def test_a_hundred_at_once_get_each_its_own_answer(serve: Serve, tokenizer_json:
             await worker.wait_until(lambda: len(set(worker.acknowledged)) == 100)
         assert set(texts) == {TEXT}
 
-    asyncio.run(body())
+    uvloop.run(body())

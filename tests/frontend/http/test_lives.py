@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import uvloop
+
 from tests.frontend.conftest import MODEL, Serve, Served, events
 from tests.frontend.scripted_mesh import Script, ScriptedWorker
 
@@ -45,7 +47,7 @@ def test_frames_that_the_bus_loses_are_sent_again(serve: Serve) -> None:
         assert text == without_end == expected
         assert len(served.mesh.routed) == 3
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_a_lost_worker_shows_nowhere_in_the_text(serve: Serve) -> None:
@@ -63,7 +65,7 @@ def test_a_lost_worker_shows_nowhere_in_the_text(serve: Serve) -> None:
         assert again.offset == len(again.generated) // 4 > 0
         assert again.sampling.seed == served.mesh.routed[0].sampling.seed
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_a_worker_that_never_accepts_is_left_out(serve: Serve) -> None:
@@ -76,7 +78,7 @@ def test_a_worker_that_never_accepts_is_left_out(serve: Serve) -> None:
         assert reply.status_code == 200
         assert served.mesh.routed[1].exclude == ["w0"]
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_a_client_that_leaves_is_cancelled_on_the_worker_streamed_or_not(serve: Serve) -> None:
@@ -95,7 +97,7 @@ def test_a_client_that_leaves_is_cancelled_on_the_worker_streamed_or_not(serve: 
             await leave(served, worker, streams=True)
             await leave(served, worker, streams=False)
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_a_client_that_leaves_a_queue_is_cancelled_at_the_router(serve: Serve) -> None:
@@ -109,7 +111,7 @@ def test_a_client_that_leaves_a_queue_is_cancelled_at_the_router(serve: Serve) -
             await served.mesh.wait_until(lambda: len(served.mesh.cancelled_queued) == 1)
         assert served.mesh.cancelled_queued == [(served.mesh.routed[0].request, 0)]
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_ends_are_acknowledged(serve: Serve) -> None:
@@ -121,7 +123,7 @@ def test_ends_are_acknowledged(serve: Serve) -> None:
         assert set(worker.acknowledged) == {(served.mesh.routed[0].request, 0)}
         assert not worker.cancelled
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_a_draining_frontend_lets_its_streams_end_and_sends_new_work_elsewhere(serve: Serve) -> None:
@@ -141,4 +143,4 @@ def test_a_draining_frontend_lets_its_streams_end_and_sends_new_work_elsewhere(s
         assert json.loads(refused.text)["error"]["code"] == "go_elsewhere"
         assert text == expected
 
-    asyncio.run(body())
+    uvloop.run(body())

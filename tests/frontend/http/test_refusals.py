@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+import uvloop
 from openai import BadRequestError, NotFoundError, RateLimitError
 from openai.types.chat import ChatCompletionMessageParam
 
@@ -60,7 +61,7 @@ def test_every_wrong_or_unserved_field_is_a_400_that_names_it(serve: Serve) -> N
             assert not served.mesh.routed
             assert (await served.chat(n=1, logprobs=False, tools=[], logit_bias=None)).status_code == 200
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_what_is_no_json_object_is_a_400(serve: Serve, body_text: str) -> None:
         assert reply.status_code == 400
         assert reply.json()["error"]["type"] == "invalid_request_error"
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_bodies_over_the_limit_are_a_413_told_their_length_or_not(serve: Serve) -> None:
@@ -88,7 +89,7 @@ def test_bodies_over_the_limit_are_a_413_told_their_length_or_not(serve: Serve) 
         assert (known.status_code, unknown.status_code) == (413, 413)
         assert unknown.json()["error"]["code"] == "payload_too_large"
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_unknown_paths_methods_and_models_speak_the_same_envelope(serve: Serve) -> None:
@@ -104,7 +105,7 @@ def test_unknown_paths_methods_and_models_speak_the_same_envelope(serve: Serve) 
         assert path.json()["error"]["code"] == "not_found"
         assert unknown.value.code == "model_not_found"
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_an_overlong_prompt_is_a_400_with_both_numbers(serve: Serve) -> None:
@@ -119,7 +120,7 @@ def test_an_overlong_prompt_is_a_400_with_both_numbers(serve: Serve) -> None:
         assert refused.value.code == "context_length_exceeded"
         assert str(CONTEXT_TOKENS) in refused.value.message
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_overload_is_a_429_and_no_worker_a_503_and_both_say_when_to_come_back(serve: Serve) -> None:
@@ -135,7 +136,7 @@ def test_overload_is_a_429_and_no_worker_a_503_and_both_say_when_to_come_back(se
         assert nobody.headers["retry-after"] == "1"
         assert nobody.json()["error"]["code"] == "no_worker"
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_a_model_with_a_card_and_no_worker_is_a_503_and_not_listed(serve: Serve) -> None:
@@ -149,7 +150,7 @@ def test_a_model_with_a_card_and_no_worker_is_a_503_and_not_listed(serve: Serve)
         assert reply.json()["error"]["code"] == "no_worker"
         assert listed == []
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_a_deadline_is_a_504(serve: Serve) -> None:
@@ -160,7 +161,7 @@ def test_a_deadline_is_a_504(serve: Serve) -> None:
         assert reply.status_code == 504
         assert reply.json()["error"]["type"] == "timeout_error"
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_more_than_the_limit_at_once_are_refused(serve: Serve) -> None:
@@ -173,7 +174,7 @@ def test_more_than_the_limit_at_once_are_refused(serve: Serve) -> None:
             assert second.status_code == 429
             assert (await first).status_code == 200
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_an_error_after_the_first_token_is_an_event_and_then_done(serve: Serve) -> None:
@@ -190,7 +191,7 @@ def test_an_error_after_the_first_token_is_an_event_and_then_done(serve: Serve) 
         assert whole.status_code == 400
         json.loads(whole.text)
 
-    asyncio.run(body())
+    uvloop.run(body())
 
 
 def test_a_worker_that_says_go_elsewhere_costs_the_client_nothing(serve: Serve) -> None:
@@ -203,4 +204,4 @@ def test_a_worker_that_says_go_elsewhere_costs_the_client_nothing(serve: Serve) 
         facts = reply.json()["kvmesh"]["choices"][0]
         assert (facts["worker"], facts["attempts"], facts["cached_tokens"]) == ("w1", 2, 3)
 
-    asyncio.run(body())
+    uvloop.run(body())
