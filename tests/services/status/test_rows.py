@@ -1,0 +1,69 @@
+"""One worker as one line: the newest word wins, and `leaving` is final."""
+
+from proto.cards import KvClass, WorkerCard
+from proto.reports import LoadReport
+from proto.roles import Role, WorkerState
+from services.status.rows import make_rows
+
+
+def _card(worker: str = "w", epoch: int = 1, state: WorkerState = WorkerState.READY) -> WorkerCard:
+    return WorkerCard(
+        worker=worker,
+        model="m",
+        role=Role.DECODE,
+        epoch=epoch,
+        incarnation="i",
+        state=state,
+        kv_class=KvClass("digest", "float32", 16),
+        num_blocks=100,
+        max_sequences=8,
+        host="here",
+    )
+
+
+def _report(
+    worker: str = "w", epoch: int = 1, state: WorkerState = WorkerState.READY, incarnation: str = "i"
+) -> LoadReport:
+    return LoadReport(
+        worker=worker,
+        model="m",
+        incarnation=incarnation,
+        epoch=epoch,
+        role=Role.PREFILL,
+        state=state,
+        num_running=4,
+        total_blocks=100,
+        free_blocks=75,
+        decode_step_s=0.02,
+        hit_tokens=30,
+        prompt_tokens=120,
+    )
+
+
+def test_the_later_epoch_says_the_role() -> None:
+    later_report = make_rows({"w": _card(epoch=1)}, {"w": _report(epoch=2)}, {"w"})[0]
+    later_card = make_rows({"w": _card(epoch=3)}, {"w": _report(epoch=2)}, {"w"})[0]
+    assert (later_report.role, later_report.epoch) == ("prefill", 2)
+    assert (later_card.role, later_card.epoch) == ("decode", 3)
+
+
+def test_leaving_is_final_whoever_says_it() -> None:
+    leaving = WorkerState.LEAVING
+    assert make_rows({"w": _card(state=leaving)}, {"w": _report(epoch=9)}, {"w"})[0].state == "leaving"
+    assert make_rows({"w": _card(epoch=9)}, {"w": _report(state=leaving)}, {"w"})[0].state == "leaving"
+
+
+def test_load_becomes_rates_and_used_blocks() -> None:
+    row = make_rows({"w": _card()}, {"w": _report()}, {"w"})[0]
+    assert (row.used_blocks, row.total_blocks, row.num_running) == (25, 100, 4)
+    assert (row.hit_rate, row.decode_rate) == (0.25, 200.0)
+
+
+def test_a_report_of_an_earlier_life_is_not_counted() -> None:
+    row = make_rows({"w": _card()}, {"w": _report(epoch=5, incarnation="before")}, {"w"})[0]
+    assert (row.epoch, row.num_running, row.total_blocks) == (1, 0, 100)
+
+
+def test_who_beats_without_a_card_is_shown_and_who_does_neither_is_not() -> None:
+    rows = make_rows({"a": _card("a")}, {"b": _report("b"), "c": _report("c")}, {"b"})
+    assert [(row.worker, row.is_beating) for row in rows] == [("a", False), ("b", True)]
