@@ -53,6 +53,7 @@ class Parts:
     """A worker, put together."""
 
     outbox: Outbox
+    peers: Peers
     publisher: EventPublisher
     lender: Lender
     view: PrefillView
@@ -71,10 +72,15 @@ class Parts:
         if isinstance(beat, LoadReport):
             self.view.learn(beat)
 
-    def lose(self, process: str) -> None:
-        """A process beats no more."""
+    def note_life(self, process: str, is_alive: bool) -> None:
+        """A process beats, for the first time or again; or it beats no more."""
+        if is_alive:
+            self.peers.regain(process)
+            return
         self.view.lose(process)
         self.lender.lose(process)
+        self.prefill_desk.lose(process)
+        self.peers.lose(process)
 
 
 def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
@@ -105,6 +111,7 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     prefill_desk = PrefillDesk(ns, ground.card.name, tools, ground.queue, settings.max_jobs, ground.metrics)
     return Parts(
         outbox=outbox,
+        peers=ground.peers,
         publisher=publisher,
         lender=lender,
         view=view,
@@ -132,6 +139,7 @@ def observe(metrics: Metrics, ground: Ground, parts: Parts) -> None:
         quarantined=lambda: lender.grants.num_quarantined_blocks,
         cached=lambda: engine.load().cached_blocks,
     )
+    metrics.observe("engine_steps", "steps computed since the start", lambda: engine.load().num_steps)
     metrics.observe("streams_kept", "streams kept for resends", lambda: len(parts.outbox))
     metrics.observe("bus_dropped", "messages lost to a full buffer", lambda: ground.bus.num_dropped)
     metrics.observe("bus_expired", "messages dropped as too old", lambda: ground.bus.num_expired)

@@ -39,7 +39,8 @@ class EngineBridge:
             yield held
         finally:
             del self._pushes[sequence], self._held[sequence]
-            held.cancel()
+            if not held.cancel() and not held.cancelled():
+                held.exception()  # looked at, so that the loop does not report one that nobody waited for
 
     def on_step(self, output: StepOutput) -> None:
         self._loop.call_soon_threadsafe(self._take, output.events)

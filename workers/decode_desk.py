@@ -6,27 +6,27 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from proto.blockhash import block_salt
 from proto.cards import ModelCard
-from proto.errors import GoElsewhere, InvalidRequest, to_fault
+from proto.errors import DeadlineExceeded, Fault, GoElsewhere, KvmeshError, to_fault
 from proto.jobs import PrefillJob
 from proto.names import new_id
 from proto.requests import GenerateRequest, RoutedRequest
 from proto.roles import Role
-from proto.tokens import pack_tokens, unpack_tokens
+from proto.tokens import pack_tokens
 from services.metrics import WorkerMetrics
 from workers.engine.engine import Engine
-from workers.engine.runner import SampleParams
-from workers.engine.sequence import SequenceKind, SequenceSpec
+from workers.engine.sequence import SequenceSpec
 from workers.engine.step import SequenceProgress
 from workers.outbox import Outbox
+from workers.request_spec import plan_sequence
 from workers.roles.owned_job import JobEnd, OwnedJob
 from workers.roles.prefill_view import PrefillView
 from workers.roles.remote_prefill import RemotePrefills
 from workers.roles.term import Term
-from workers.served import Served, ServedTable, sequence_name
+from workers.served import Served, ServedTable
 
 MAX_EARLY_CANCELS = 10_000
+MAX_DEADLINE_S = 86_400.0
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +77,12 @@ class DecodeDesk:
                 self._group = None
 
     def accept(self, routed: RoutedRequest) -> None:
-        """Take a request; its first frame goes out at once.
+        """Take a request; its first frame goes out at once. One that is here, or was, is taken twice.
 
         Raises:
             GoElsewhere: not the role, the state or the epoch for it.
             CallerFault: this request can never be served.
+            DeadlineExceeded: its time is over.
             Overloaded: too many wait already.
         """
         request = routed.request
@@ -89,9 +90,8 @@ class DecodeDesk:
         self._term.check_takes(Role.DECODE, routed.decision.epoch)
         if request.model != self._card.name:
             raise GoElsewhere(worker=self._term.worker, reason=f"its model is {self._card.name}")
-        if self.served.find(sequence_name(request.request, request.attempt)) is not None:
-            return
-        self._begin(request)
+        if not self._outbox.has(request.request, request.attempt) and not self._was_cancelled(request):
+            self._begin(request)
 
     def _note(self, routed: RoutedRequest) -> None:
         """Reports say which decisions they include, and this one is in the next, taken or not."""
@@ -99,45 +99,25 @@ class DecodeDesk:
         self.decisions[decision.router] = max(decision.number, self.decisions.get(decision.router, 0))
 
     def _begin(self, request: GenerateRequest) -> None:
-        spec = self._spec(request)
+        spec = plan_sequence(request, self._card)
         uncached = len(spec.tokens) - 1 - self._engine.match(spec.tokens, spec.salt)
         is_remote = self._goes_remote(uncached)
         cached = self._engine.add(spec, await_kv=is_remote)
         stream = self._outbox.open(request.request, request.attempt, request.client, request.offset)
-        served = Served(request, stream, min(cached, spec.num_prompt))
+        limit_s = min(request.deadline_s, MAX_DEADLINE_S)
+        timer = asyncio.get_running_loop().call_later(limit_s, self._end_late, spec.sequence)
+        served = Served(request, stream, min(cached, spec.num_prompt), timer)
         self.served.add(served)
         self._count(served, len(spec.tokens))
-        if self._was_cancelled(request):
-            self._end_cancelled(served)
-        elif is_remote:
+        if is_remote:
             self._send_prefill_away(served, spec, cached)
 
-    def _spec(self, request: GenerateRequest) -> SequenceSpec:
-        prompt = unpack_tokens(request.prompt)
-        if request.offset != len(request.generated) // 4:
-            raise InvalidRequest(field="offset", reason="it is not the number of generated tokens")
-        stops = set(request.stopping.stop_tokens)
-        if not request.stopping.ignore_eos:
-            stops.update(self._card.eos_tokens)
-        sampling = request.sampling
-        return SequenceSpec(
-            sequence=sequence_name(request.request, request.attempt),
-            kind=SequenceKind.GENERATE,
-            tokens=prompt + unpack_tokens(request.generated),
-            num_prompt=len(prompt),
-            sample=SampleParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed),
-            max_tokens=request.stopping.max_tokens,
-            stop_tokens=frozenset(stops),
-            salt=block_salt(self._card.kv_class.weights_digest, request.salt),
-            priority=request.priority,
-        )
-
     def _goes_remote(self, uncached: int) -> bool:
-        """Short ones stay; so do all while no prefill worker is there, or while the best has a longer queue
-        than the prefill takes here."""
+        """Short ones stay; so do all while no prefill worker is there, while the best has a longer queue than
+        the prefill takes here, and while enough blocks are lent already."""
         if uncached < max(self._rules.remote_min_tokens, self._card.kv_class.block_size):
             return False
-        if self._view.is_empty or self._group is None:
+        if self._view.is_empty or self._group is None or not self._remote.has_room(uncached):
             return False
         rate = self._engine.rates.prefill_rate
         return not rate or self._view.wait_s() <= uncached / rate
@@ -163,8 +143,7 @@ class DecodeDesk:
 
     async def _await_prefill(self, served: Served, owned: OwnedJob) -> None:
         end = await self._remote.run(owned)
-        if end is JobEnd.LANDED and owned.grant is not None:
-            served.place, served.prefill_worker = "remote", owned.grant.holder
+        if end is JobEnd.LANDED:
             self._metrics.remote_prefills.inc()
             self._metrics.prefill_wait_s.observe(time.monotonic() - served.began_s)
         elif end is JobEnd.FAILED:
@@ -190,37 +169,47 @@ class DecodeDesk:
                 self._metrics.local_prefills.inc()
         self._metrics.decode_tokens.inc(len(event.tokens))
         is_over = event.finish is not None or event.fault is not None
-        end = served.end(event.finish, event.fault) if is_over else None
+        end = served.end(event.finish, self._fault_of(event)) if is_over else None
         self._outbox.add(served.stream, pack_tokens(event.tokens), end)
         if is_over:
             self.served.drop(served)
             self._metrics.decode_served.inc()
 
+    def _fault_of(self, event: SequenceProgress) -> Fault | None:
+        """When the engine itself has ended, its sequences are sound and go on elsewhere."""
+        if event.fault is None or self._engine.fault is None:
+            return event.fault
+        return to_fault(GoElsewhere(worker=self._term.worker, reason="its engine has ended"))
+
     def send_elsewhere(self) -> None:
         """End every attempt here with a word to its frontend to go on with it on another worker."""
-        fault = to_fault(GoElsewhere(worker=self._term.worker, reason="it is leaving"))
         for served in self.served.all():
-            self._end_cancelled(served)
-            self._outbox.add(served.stream, b"", served.end(None, fault))
+            self._end_with(served, GoElsewhere(worker=self._term.worker, reason="it is leaving"))
+
+    def _end_late(self, sequence: str) -> None:
+        served = self.served.find(sequence)
+        if served is not None:
+            limit_s = served.request.deadline_s
+            self._end_with(served, DeadlineExceeded(what="the request", limit_s=limit_s))
+
+    def _end_with(self, served: Served, error: KvmeshError) -> None:
+        self._end_cancelled(served)
+        self._outbox.add(served.stream, b"", served.end(None, to_fault(error)))
 
     def cancel(self, request: str, attempt: int) -> None:
-        """End an attempt and every earlier one; remembered for a while when it is not here yet."""
-        attempts = self.served.attempts_up_to(request, attempt)
-        for served in attempts:
+        """End an attempt and every earlier one, remembered for a while: the request may come after this."""
+        for served in self.served.attempts_up_to(request, attempt):
             self._end_cancelled(served)
-        if not attempts:
-            self._remember_cancel(request, attempt)
-        for number in range(attempt + 1):
-            self._outbox.drop(request, number)
+        self._outbox.drop_up_to(request, attempt)
+        self._remember_cancel(request, attempt)
 
     def cancel_client(self, client: str) -> None:
         """A frontend is gone for good: nothing more is computed for it."""
         gone = self.served.of_client(client)
         for served in gone:
             self._end_cancelled(served)
-            self._outbox.drop(served.request.request, served.request.attempt)
-        if gone:
-            log.warning("a frontend is gone", extra={"client": client, "num_cancelled": len(gone)})
+        self._outbox.drop_client(client)
+        log.warning("a frontend is gone", extra={"client": client, "num_cancelled": len(gone)})
 
     def _end_cancelled(self, served: Served) -> None:
         self.served.drop(served)
@@ -229,10 +218,14 @@ class DecodeDesk:
             served.job.settle(JobEnd.CANCELLED)
 
     def _remember_cancel(self, request: str, attempt: int) -> None:
-        self._early_cancels[request] = (attempt, time.monotonic() + self._rules.early_cancel_s)
-        self._early_cancels.move_to_end(request)
-        if len(self._early_cancels) > MAX_EARLY_CANCELS:
+        now_s = time.monotonic()
+        known, _ = self._early_cancels.pop(request, (-1, 0.0))
+        self._early_cancels[request] = (max(known, attempt), now_s + self._rules.early_cancel_s)
+        while len(self._early_cancels) > MAX_EARLY_CANCELS or self._oldest_cancel_s() < now_s:
             self._early_cancels.popitem(last=False)
+
+    def _oldest_cancel_s(self) -> float:
+        return next(iter(self._early_cancels.values()))[1]
 
     def _was_cancelled(self, request: GenerateRequest) -> bool:
         attempt, until_s = self._early_cancels.get(request.request, (-1, 0.0))

@@ -6,7 +6,7 @@ import logging
 from proto import control
 from proto.codec import decode, encode
 from proto.control import CONTROL_REQUESTS, ControlReply, ControlRequest
-from proto.errors import Disconnected, InternalFault, KvmeshError, to_fault
+from proto.errors import InternalFault, KvmeshError, to_fault
 from proto.requests import Accepted, GenerateReply, Refused, RoutedRequest
 from services.bus import Delivery
 from workers.decode_desk import DecodeDesk
@@ -61,12 +61,13 @@ class WorkerDoor:
         """Answer, one after the other, for ever."""
         while True:
             is_generate, delivery = await self._waiting.get()
+            if is_generate and delivery.is_expired:
+                continue  # its router has sent it elsewhere by now; what ends work is never too late
             reply = self._answer_generate(delivery) if is_generate else self._answer_control(delivery)
-            if delivery.reply:
-                try:
-                    await delivery.respond(encode(reply))
-                except Disconnected as error:
-                    log.info("an answer was not sent", extra={"reason": str(error)})
+            try:
+                await delivery.respond(encode(reply))
+            except KvmeshError as error:
+                log.info("an answer was not sent", extra={"reason": str(error)})
 
     def _answer_generate(self, delivery: Delivery) -> GenerateReply:
         try:
@@ -113,7 +114,7 @@ class WorkerDoor:
                 self._decode_desk.cancel(name, attempt)
             case control.Acknowledge(ends):
                 for name, attempt in ends:
-                    self._outbox.drop(name, attempt)
+                    self._outbox.drop_ended(name, attempt)
             case control.TakeJob(job):
                 self._prefill_desk.take(job)
             case control.CancelJob(job_id):

@@ -7,18 +7,21 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
 
 from proto import subjects
 from proto.blockhash import HASH_BYTES
 from proto.codec import encode
-from proto.errors import Disconnected, InvalidRequest
+from proto.errors import InvalidRequest, KvmeshError
 from proto.events import BlocksStored, KvEvent, KvEvents, SnapshotPage, unpack_hashes
 from services.bus import Bus
 from workers.engine.engine import Engine
 
 INTERVAL_S = 0.1
-PAGE_HASHES = 65_536
-MAX_EVENTS = 1_000
+LOOK_S = 1.0
+PAGE_HASHES = 32_768
+MAX_MESSAGE_HASHES = 16_384
 SNAPSHOT_KEEP_S = 30.0
 MAX_SNAPSHOTS = 8
 
@@ -44,18 +47,15 @@ class EventPublisher:
         self._stepped.set()
 
     async def run(self) -> None:
-        """Publish what is new, for ever."""
+        """Publish what is new, for ever. Blocks that are evicted without a step show within `LOOK_S`."""
         while True:
-            await self._stepped.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._stepped.wait()
             self._stepped.clear()
-            await self.publish()
-            await asyncio.sleep(INTERVAL_S)
-
-    async def publish(self) -> None:
-        """Take the engine's events into the mirror and tell the routers; a snapshot heals what is lost."""
-        events = self._engine.take_events()
-        for start in range(0, len(events), MAX_EVENTS):
-            await self._publish_some(events[start : start + MAX_EVENTS])
+            for events in _in_messages(self._engine.take_events()):
+                await self._publish_some(events)
+                await asyncio.sleep(INTERVAL_S)
 
     async def _publish_some(self, events: list[KvEvent]) -> None:
         first = self.number + 1
@@ -69,7 +69,7 @@ class EventPublisher:
         message = KvEvents(self._worker, self._incarnation, first, events)
         try:
             await self._bus.publish(self._subject, encode(message))
-        except Disconnected as error:
+        except KvmeshError as error:
             log.info("events were not published", extra={"reason": str(error)})
 
     def snapshot(self, page: int, number: int) -> SnapshotPage:
@@ -91,6 +91,9 @@ class EventPublisher:
         )
 
     def _take_snapshot(self) -> int:
+        """Its number; one that many ask for at once is made once."""
+        if self.number in self._snapshots:
+            return self.number
         now_s = time.monotonic()
         while self._snapshots and (
             len(self._snapshots) >= MAX_SNAPSHOTS
@@ -102,3 +105,17 @@ class EventPublisher:
         pages = [whole[start : start + size] for start in range(0, len(whole), size)] or [b""]
         self._snapshots[self.number] = (now_s, pages)
         return self.number
+
+
+def _in_messages(events: list[KvEvent]) -> Iterator[list[KvEvent]]:
+    """Runs of events, each small enough for a message on any bus; one event has few hashes of its own."""
+    run: list[KvEvent] = []
+    num_hashes = 0
+    for event in events:
+        num_hashes += len(event.hashes) // HASH_BYTES
+        if run and num_hashes > MAX_MESSAGE_HASHES:
+            yield run
+            run, num_hashes = [], len(event.hashes) // HASH_BYTES
+        run.append(event)
+    if run:
+        yield run

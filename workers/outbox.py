@@ -7,18 +7,22 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from proto import subjects
 from proto.codec import encode
-from proto.errors import Disconnected, InvalidRequest
-from proto.streams import End, Frame, LiveOffset, LiveOffsets, StepFrames
+from proto.errors import InvalidRequest, KvmeshError, PayloadTooLarge
+from proto.streams import End, Frame, LiveOffset, LiveOffsets, StepFrames, StreamMessage
 from proto.tokens import TOKEN_BYTES
 from services.bus import Bus
 
 OFFSETS_S = 1.0
 
 log = logging.getLogger(__name__)
+
+Item = TypeVar("Item", Frame, LiveOffset)
 
 
 @dataclass(slots=True)
@@ -50,13 +54,14 @@ class Outbox:
         self._worker = worker
         self._incarnation = incarnation
         self._keep_s = keep_s
-        self._streams: dict[tuple[str, int], Outgoing] = {}
+        self._streams: dict[str, dict[int, Outgoing]] = {}
         self._pending: dict[str, list[Frame]] = defaultdict(list)
         self._filled = asyncio.Event()
 
     def open(self, request: str, attempt: int, client: str, base: int) -> Outgoing:
         """Begin a stream; its first frame, without tokens, says that the worker has accepted."""
-        stream = self._streams[request, attempt] = Outgoing(request, attempt, client, base)
+        stream = Outgoing(request, attempt, client, base)
+        self._streams.setdefault(request, {})[attempt] = stream
         self._post(stream, Frame(request, attempt, base))
         return stream
 
@@ -69,34 +74,50 @@ class Outbox:
             stream.ended_s = time.monotonic()
         self._post(stream, frame)
 
+    def has(self, request: str, attempt: int) -> bool:
+        return attempt in self._streams.get(request, {})
+
     def resend(self, request: str, attempt: int, offset: int) -> Frame:
         """Everything from `offset` on.
 
         Raises:
             InvalidRequest: no such stream here, or it never reached back that far.
         """
-        stream = self._streams.get((request, attempt))
+        stream = self._streams.get(request, {}).get(attempt)
         if stream is None or not stream.base <= offset <= stream.offset:
             raise InvalidRequest(field="offset", reason="no such stream from there")
         start = (offset - stream.base) * TOKEN_BYTES
         return Frame(request, attempt, offset, bytes(stream.tokens[start:]), stream.end)
 
-    def drop(self, request: str, attempt: int) -> None:
-        """Forget a stream: acknowledged, or nobody's any more."""
-        self._streams.pop((request, attempt), None)
+    def drop_ended(self, request: str, attempt: int) -> None:
+        """Forget an acknowledged stream. One that has not ended is acknowledged by mistake, and stays."""
+        stream = self._streams.get(request, {}).get(attempt)
+        if stream is not None and stream.end is not None:
+            self._drop(stream)
+
+    def drop_up_to(self, request: str, attempt: int) -> None:
+        """Forget the streams of a request up to an attempt: nobody awaits them any more."""
+        for stream in list(self._streams.get(request, {}).values()):
+            if stream.attempt <= attempt:
+                self._drop(stream)
+
+    def drop_client(self, client: str) -> None:
+        for stream in self._all():
+            if stream.client == client:
+                self._drop(stream)
 
     def clients(self) -> set[str]:
-        return {stream.client for stream in self._streams.values()}
+        return {stream.client for stream in self._all()}
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return sum(len(attempts) for attempts in self._streams.values())
 
     async def run(self) -> None:
         """Send what is posted, and each second how far every stream is. For ever."""
         next_s = time.monotonic() + OFFSETS_S
         while True:
             try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + next_s - time.monotonic()):
+                async with asyncio.timeout(max(0.0, next_s - time.monotonic())):
                     await self._filled.wait()
             except TimeoutError:
                 next_s = time.monotonic() + OFFSETS_S
@@ -108,7 +129,16 @@ class Outbox:
         self._filled.clear()
         pending, self._pending = self._pending, defaultdict(list)
         for client, frames in pending.items():
-            await self._publish(client, StepFrames(self._worker, self._incarnation, frames))
+            await self._send(client, self._frames, frames)
+
+    def _all(self) -> list[Outgoing]:
+        return [stream for attempts in self._streams.values() for stream in attempts.values()]
+
+    def _drop(self, stream: Outgoing) -> None:
+        attempts = self._streams[stream.request]
+        del attempts[stream.attempt]
+        if not attempts:
+            del self._streams[stream.request]
 
     def _post(self, stream: Outgoing, frame: Frame) -> None:
         self._pending[stream.client].append(frame)
@@ -117,21 +147,37 @@ class Outbox:
     async def _send_offsets(self) -> None:
         self._forget_old()
         by_client: dict[str, list[LiveOffset]] = defaultdict(list)
-        for stream in self._streams.values():
+        for stream in self._all():
             offset = LiveOffset(stream.request, stream.attempt, stream.offset, stream.end is not None)
             by_client[stream.client].append(offset)
         for client, offsets in by_client.items():
-            await self._publish(client, LiveOffsets(self._worker, self._incarnation, offsets))
+            await self._send(client, self._offsets, offsets)
 
     def _forget_old(self) -> None:
         before_s = time.monotonic() - self._keep_s
-        for stream in list(self._streams.values()):
+        for stream in self._all():
             if stream.end is not None and stream.ended_s < before_s:
                 log.warning("an end was never acknowledged", extra={"request": stream.request})
-                self.drop(stream.request, stream.attempt)
+                self._drop(stream)
 
-    async def _publish(self, client: str, message: StepFrames | LiveOffsets) -> None:
+    def _frames(self, frames: Sequence[Frame]) -> StreamMessage:
+        return StepFrames(self._worker, self._incarnation, list(frames))
+
+    def _offsets(self, offsets: Sequence[LiveOffset]) -> StreamMessage:
+        return LiveOffsets(self._worker, self._incarnation, list(offsets))
+
+    async def _send(
+        self, client: str, message: Callable[[Sequence[Item]], StreamMessage], items: Sequence[Item]
+    ) -> None:
+        """One message, or as many as the bus makes of one that is too large for it."""
         try:
-            await self._bus.publish(subjects.stream(self._ns, client), encode(message))
-        except Disconnected as error:
+            await self._bus.publish(subjects.stream(self._ns, client), encode(message(items)))
+        except PayloadTooLarge as error:
+            if len(items) == 1:
+                log.error("a frame is too large for the bus", extra={"reason": str(error)})
+                return
+            half = len(items) // 2
+            await self._send(client, message, items[:half])
+            await self._send(client, message, items[half:])
+        except KvmeshError as error:
             log.info("frames were not sent", extra={"client": client, "reason": str(error)})

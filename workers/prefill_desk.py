@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 from proto import subjects
@@ -9,6 +10,7 @@ from proto.codec import decode
 from proto.errors import DeadlineExceeded, GoElsewhere, GrantRefused, InvalidRequest, KvmeshError, Unavailable
 from proto.jobs import PrefillJob
 from proto.roles import Role
+from services.backoff import Backoff
 from services.metrics import WorkerMetrics
 from services.taker import Taker, open_taker
 from services.tasks import open_tasks
@@ -22,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class PrefillDesk:
-    """Jobs in hand, each a task of `run`'s group; at most `max_jobs`."""
+    """Jobs in hand, each a task of `run`'s group; at most `max_jobs` that are not ending."""
 
     def __init__(
         self, ns: str, model: str, tools: HolderTools, queue: WorkQueue, max_jobs: int, metrics: WorkerMetrics
@@ -34,8 +36,8 @@ class PrefillDesk:
         self._max_jobs = max_jobs
         self._metrics = metrics
         self._jobs: dict[str, HeldJob] = {}
-        self._running: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
         self._group: asyncio.TaskGroup | None = None
 
     @property
@@ -44,7 +46,7 @@ class PrefillDesk:
 
     @property
     def num_tokens(self) -> int:
-        return sum(job.num_tokens for job in self._jobs.values())
+        return sum(job.num_tokens for job in self._jobs.values() if not job.is_ending)
 
     def take(self, job: PrefillJob) -> None:
         """Take a job that was asked for directly; one in hand already is taken twice.
@@ -57,24 +59,35 @@ class PrefillDesk:
             return
         if job.model != self._model:
             raise GoElsewhere(worker=self._tools.term.worker, reason=f"its model is {self._model}")
-        if len(self._jobs) >= self._max_jobs or self._group is None:
+        if self._group is None or not self._has_room():
             raise GoElsewhere(worker=self._tools.term.worker, reason="it has all the jobs it may have")
-        self._start(job, None)
+        self._start(self._group, job, None)
 
     def cancel(self, job: str) -> None:
         """The owner wants it no more. Unknown jobs are nothing to end."""
-        running = self._running.get(job)
-        if running is not None:
-            running.cancel()
+        held = self._jobs.get(job)
+        if held is not None:
+            held.stop(GrantRefused(job=job, reason="its owner wants it no more"))
+
+    def lose(self, owner: str) -> None:
+        """A worker is lost: nothing is computed for it. It may come back, and has its prompts prefilled."""
+        self._stop(lambda job: job.owner == owner, "its owner was lost")
+
+    def leave(self) -> None:
+        """Give back what is in hand: its owners prefill themselves."""
+        self._stop(lambda _: True, f"{self._tools.term.worker} is leaving")
+
+    def _stop(self, is_meant: Callable[[PrefillJob], bool], reason: str) -> None:
+        for held in self._jobs.values():
+            if is_meant(held.job):
+                held.stop(GoElsewhere(worker=self._tools.term.worker, reason=reason))
 
     async def run(self) -> None:
-        """Work, and fetch more while this worker's role is to prefill. Cancel: ends every job in order."""
-        async with asyncio.TaskGroup() as group, open_taker(self._queue, self._subject) as taker:
+        """Work, and fetch more while this worker's role is to prefill. Cancel: ends every job."""
+        async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                while True:
-                    await self._wait_room()
-                    await self._fetch(taker)
+                await self._fetch_for_ever(group)
             finally:
                 self._group = None
 
@@ -84,67 +97,92 @@ class PrefillDesk:
             self._changed.clear()
             await self._changed.wait()
 
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """`listener` is called when a job has come or gone."""
+        self._listeners.append(listener)
+
     def wake(self) -> None:
-        """The term has changed."""
+        """The term has changed, or the jobs in hand."""
         self._changed.set()
+        for listener in self._listeners:
+            listener()
+
+    async def _fetch_for_ever(self, group: asyncio.TaskGroup) -> None:
+        """A queue in trouble stops nobody from asking directly."""
+        backoff = Backoff(first_s=0.1, most_s=FETCH_S)
+        while True:
+            try:
+                async with open_taker(self._queue, self._subject) as taker:
+                    while True:
+                        await self._wait_room()
+                        await self._fetch(group, taker)
+                        backoff.reset()
+            except KvmeshError as error:
+                log.warning("no jobs can be fetched now", extra={"reason": str(error)})
+            await asyncio.sleep(backoff.next_s())
 
     async def _wait_room(self) -> None:
-        while not self._has_room():
+        while not self._can_fetch():
             self._changed.clear()
             await self._changed.wait()
 
-    def _has_room(self) -> bool:
+    def _can_fetch(self) -> bool:
         try:
             self._tools.term.check_takes(Role.PREFILL)
         except GoElsewhere:
             return False
-        return len(self._jobs) < self._max_jobs
+        return self._has_room()
 
-    async def _fetch(self, taker: Taker) -> None:
+    def _has_room(self) -> bool:
+        """One that is ending may wait for its stopped owner to wake, and costs nothing."""
+        return sum(not job.is_ending for job in self._jobs.values()) < self._max_jobs
+
+    async def _fetch(self, group: asyncio.TaskGroup, taker: Taker) -> None:
         work = await taker.fetch(FETCH_S)
         if work is None:
             return
-        if not self._has_room():
+        if not self._can_fetch():
             with suppress(Unavailable, DeadlineExceeded):
                 await work.give_back()
             return
-        try:
-            job = decode(work.payload, PrefillJob)
-        except InvalidRequest as error:
-            log.error("a job cannot be read", extra={"reason": str(error)})
+        job = _read_job(work)
+        if job is None or job.job in self._jobs:
             await _end_quietly(work)
-            return
-        if job.job in self._jobs:
-            return
-        self._start(job, work)
+        else:
+            self._start(group, job, work)
 
-    def _start(self, job: PrefillJob, work: Work | None) -> None:
-        assert self._group is not None
+    def _start(self, group: asyncio.TaskGroup, job: PrefillJob, work: Work | None) -> None:
         held = self._jobs[job.job] = HeldJob(job, self._tools)
-        self._running[job.job] = self._group.create_task(self._see_through(held, work), name=f"job {job.job}")
+        group.create_task(self._see_through(held, work), name=f"job {job.job}")
+        self.wake()
 
     async def _see_through(self, held: HeldJob, work: Work | None) -> None:
+        job = held.job.job
         try:
-            async with asyncio.timeout(held.job.deadline_s):
-                await _with_progress(held, work)
+            await _run_with_progress(held, work)
             self._metrics.jobs_served.inc()
         except GrantRefused as error:
-            log.info("a job is done with already", extra={"job": held.job.job, "reason": str(error)})
-        except (KvmeshError, TimeoutError) as error:
-            self._metrics.job_failed(error.code if isinstance(error, KvmeshError) else "deadline_exceeded")
-            log.warning("a prefill job failed", extra={"job": held.job.job, "reason": str(error)})
-        except asyncio.CancelledError:
-            # The owner's word ends this task alone; the desk's own end goes on up.
-            if self._group is None:
-                raise
+            log.info("a job is done with already", extra={"job": job, "reason": str(error)})
+        except KvmeshError as error:
+            self._metrics.job_failed(error.code)
+            log.warning("a prefill job failed", extra={"job": job, "reason": str(error)})
         finally:
-            del self._jobs[held.job.job], self._running[held.job.job]
-            self._changed.set()
-            if work is not None:
-                await _end_quietly(work)
+            del self._jobs[job]
+            self.wake()
+        if work is not None:
+            await _end_quietly(work)
 
 
-async def _with_progress(held: HeldJob, work: Work | None) -> None:
+def _read_job(work: Work) -> PrefillJob | None:
+    """None for what no version of ours can have sent."""
+    try:
+        return decode(work.payload, PrefillJob)
+    except InvalidRequest as error:
+        log.error("a job cannot be read", extra={"reason": str(error)})
+        return None
+
+
+async def _run_with_progress(held: HeldJob, work: Work | None) -> None:
     """Run the job; tell the queue each second that it is being done."""
     if work is None:
         await held.run()

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from proto import subjects
@@ -16,7 +16,7 @@ from proto.roles import WorkerState
 from services.admin import Health, open_admin
 from services.bus import Bus, open_bus
 from services.directory import Directory, open_directory
-from services.liveness import BeatSettings, Liveness, send_beats, watch_beats
+from services.liveness import Beats, BeatSettings, Liveness, send_beats, watch_beats
 from services.logs import set_up_logs
 from services.metrics import Metrics, WorkerMetrics
 from services.models.folder import ModelFolder, resolve_model
@@ -25,19 +25,21 @@ from services.tasks import open_tasks
 from services.work_queue import open_work_queue
 from workers.assembly import Ground, Parts, assemble, observe
 from workers.bridge import EngineBridge
+from workers.client_watch import ClientWatch
 from workers.engine.engine import Engine
 from workers.engine.engine_thread import EngineThread
 from workers.engine.runner import Runner
+from workers.engine.step import SequenceProgress
+from workers.guards import check_name_free, guard_model, guard_name, guard_threads
 from workers.registration import Registration, publish_model
 from workers.roles.term import Term
 from workers.runners import engine_settings, kv_class, load_runner, pool_layout
 from workers.settings import WorkerSettings
-from workers.transfer.nixl_transport import NixlTransport, Operation
+from workers.transfer.nixl_transport import NixlTransport
 from workers.transfer.peers import Peers
-from workers.transfer.transfer_thread import TransferThread
+from workers.transfer.transfer_thread import Transfer, TransferThread
 
-LOOK_S = 0.5
-PROBE_S = 1.0
+GIVE_BACK_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,8 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
         term = Term(name, new_id(), settings.role)
         outside = Outside(settings, term, bus, directory, metrics, health, shutdown)
         loaded = await asyncio.to_thread(_load, settings)
+        if shutdown.is_set():
+            return
         async with _working(outside, loaded) as (ground, parts, rank):
             await _serve(outside, ground, parts, rank, obstacles)
 
@@ -117,9 +121,11 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
 
     worker_metrics = WorkerMetrics(outside.metrics)
 
-    def on_moved(operation: Operation, num_bytes: int) -> None:
-        moved = worker_metrics.bytes_pushed if operation == "WRITE" else worker_metrics.bytes_pulled
-        moved.inc(num_bytes)
+    def on_moved(transfer: Transfer, took_s: float) -> None:
+        is_push = transfer.operation == "WRITE"
+        moved = worker_metrics.bytes_pushed if is_push else worker_metrics.bytes_pulled
+        moved.inc(transfer.num_bytes)
+        worker_metrics.transfer_s.observe(took_s)
 
     transfers = TransferThread(transport, on_landing, on_moved)
     queue = await open_work_queue(
@@ -132,8 +138,7 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
         )
         parts = assemble(ground, outside.shutdown.set)
         observe(outside.metrics, ground, parts)
-        bridge.connect(parts.take_step)
-        outside.health.require_to_live("engine", lambda: str(engine.fault or ""))
+        outside.health.require_to_live("engine", lambda: str(engine.fault.values) if engine.fault else "")
         outside.health.require_to_live("transfers", lambda: "" if transfers.is_alive else "they have ended")
         with EngineThread(engine):
             yield ground, parts, rank
@@ -156,92 +161,103 @@ async def _serve(
     mesh = outside.settings.mesh
     beating = BeatSettings(interval_s=mesh.beat_s, lost_after_s=mesh.lost_after_s)
     registration = Registration(outside.directory, ns, _worker_card(outside, ground), rank)
+    await check_name_free(bus, ns, term.worker)
     async with (
         watch_beats(bus, ns, beating, BEATS.decode) as liveness,
         open_tasks() as tasks,
     ):
-        running = [
-            tasks.create_task(life, name=what)
-            for what, life in (
-                ("outbox", parts.outbox.run()),
-                ("KV events", parts.publisher.run()),
-                ("patrol", parts.patrol.run()),
-                ("decode desk", parts.decode_desk.run()),
-                ("prefill desk", parts.prefill_desk.run()),
-                ("door", parts.door.run()),
-                ("peers", ground.peers.follow(outside.directory, ns)),
-                ("gone frontends", _end_for_gone_frontends(outside, parts, liveness)),
-                ("engine watch", _watch_engine(ground.engine)),
-            )
-        ]
         liveness.on_beat(parts.hear)
+        liveness.on_change(parts.note_life)
+        running = [
+            tasks.create_task(life, name=name)
+            for name, life in _lives(outside, ground, parts, liveness).items()
+        ]
         subscriptions = [
             await bus.subscribe(
                 subjects.worker_generate(ns, term.worker), parts.door.on_generate, perishable=True
             ),
             await bus.subscribe(subjects.worker_control(ns, term.worker), parts.door.on_control),
         ]
-        async with send_beats(bus, subjects.beat(ns, term.worker), parts.reporter.payload, beating):
+        async with send_beats(bus, subjects.beat(ns, term.worker), parts.reporter.payload, beating) as beats:
+            ground.bridge.connect(lambda events: _take_step(parts, beats, events))
+            parts.prefill_desk.on_change(beats.hurry)
             await registration.publish_agent()
             await registration.publish(term)
             obstacles.clear()
             log.info("ready as %s", term.role, extra={"model": ground.card.name})
             await outside.shutdown.wait()
             obstacles.append("it is leaving")
-            await _leave(outside, parts, registration)
+            await _leave(outside, parts, registration, beats)
         for subscription in subscriptions:
             await subscription.close()
         for task in running:
             task.cancel()
+    if parts.patrol.is_overdue:
+        raise InternalFault(reason="blocks were in quarantine for too long")
 
 
-async def _leave(outside: Outside, parts: Parts, registration: Registration) -> None:
+def _take_step(parts: Parts, beats: Beats, events: list[SequenceProgress]) -> None:
+    parts.take_step(events)
+    beats.hurry()
+
+
+def _lives(
+    outside: Outside, ground: Ground, parts: Parts, liveness: Liveness[AnyBeat]
+) -> dict[str, Coroutine[None, None, None]]:
+    """All that goes on while a worker serves, by name."""
+    ns, bus = outside.ns, outside.bus
+    patience_s = outside.settings.mesh.lost_after_s / 2
+    clients = ClientWatch(bus, ns, liveness, parts.outbox, parts.decode_desk, patience_s)
+    return {
+        "outbox": parts.outbox.run(),
+        "KV events": parts.publisher.run(),
+        "patrol": parts.patrol.run(),
+        "decode desk": parts.decode_desk.run(),
+        "prefill desk": parts.prefill_desk.run(),
+        "door": parts.door.run(),
+        "peers": ground.peers.follow(outside.directory, ns),
+        "clients": clients.run(),
+        "guard of threads": _guard_threads(outside, ground, parts),
+        "guard of the name": guard_name(outside.term, liveness),
+        "guard of the model": guard_model(outside.directory, ns, ground.card),
+    }
+
+
+async def _guard_threads(outside: Outside, ground: Ground, parts: Parts) -> None:
+    """A worker that cannot compute any more says so before it ends: what it serves goes on elsewhere."""
+    try:
+        await guard_threads(ground.engine, ground.transfers)
+    except InternalFault:
+        outside.term.state = WorkerState.LEAVING
+        parts.decode_desk.send_elsewhere()
+        await parts.outbox.flush()
+        raise
+
+
+async def _leave(outside: Outside, parts: Parts, registration: Registration, beats: Beats) -> None:
     outside.term.state = WorkerState.LEAVING
+    beats.hurry()
     parts.prefill_desk.wake()
     try:
-        await registration.withdraw()
-    except (Disconnected, DeadlineExceeded) as error:
-        log.warning("not withdrawn; the lease will end it", extra={"reason": str(error)})
-    try:
         async with asyncio.timeout(outside.settings.mesh.drain_limit_s):
+            await _withdraw(registration)
             await parts.decode_desk.served.wait_empty()
             await parts.prefill_desk.wait_idle()
     except TimeoutError:
         log.info("what is left goes elsewhere", extra={"num_left": len(parts.decode_desk.served)})
     parts.decode_desk.send_elsewhere()
+    parts.prefill_desk.leave()
     await parts.outbox.flush()
-    await parts.publisher.publish()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(GIVE_BACK_S):
+            await parts.prefill_desk.wait_idle()
 
 
-async def _watch_engine(engine: Engine) -> None:
-    """A worker whose engine has died, or hangs, leaves: what it serves goes on elsewhere."""
-    while True:
-        await asyncio.sleep(LOOK_S)
-        if engine.fault is not None:
-            raise InternalFault(reason=f"the engine has ended: {engine.fault}")
-
-
-async def _end_for_gone_frontends(outside: Outside, parts: Parts, liveness: Liveness[AnyBeat]) -> None:
-    """Nothing is computed for a frontend that beats no more and listens no more."""
-    lost: asyncio.Queue[str] = asyncio.Queue()
-
-    def on_change(process: str, is_alive: bool) -> None:
-        if not is_alive:
-            parts.lose(process)
-            lost.put_nowait(process)
-
-    liveness.on_change(on_change)
-    while True:
-        process = await lost.get()
-        if process not in parts.outbox.clients():
-            continue
-        subject = subjects.stream(outside.ns, process)
-        try:
-            if not await outside.bus.has_responder(subject, PROBE_S):
-                parts.decode_desk.cancel_client(process)
-        except Disconnected:
-            lost.put_nowait(process)
-            await outside.bus.wait_connected(outside.settings.bus.connect_timeout_s)
+async def _withdraw(registration: Registration) -> None:
+    try:
+        await registration.withdraw()
+    except (Disconnected, DeadlineExceeded) as error:
+        log.warning("not withdrawn; the lease will end it", extra={"reason": str(error)})
 
 
 def _worker_card(outside: Outside, ground: Ground) -> WorkerCard:

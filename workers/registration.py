@@ -35,10 +35,12 @@ async def publish_model(
                 return ours
             continue
         theirs = decode(entry.value, ModelCard)
-        if _serve_alike(ours, theirs):
+        try:
+            check_alike(ours, theirs)
             return theirs
-        if await _is_served(directory, ns, folder.name):
-            raise _mismatch(ours, theirs)
+        except InvalidSetting:
+            if await _is_served(directory, ns, folder.name):
+                raise
         try:
             await directory.swap(key, encode(ours), entry.revision)
         except Conflict:
@@ -61,23 +63,22 @@ async def _card(objects: Objects, folder: ModelFolder, kv_class: KvClass) -> Mod
     )
 
 
-def _serve_alike(ours: ModelCard, theirs: ModelCard) -> bool:
-    return (ours.kv_class, ours.text, ours.context_tokens) == (
-        theirs.kv_class,
-        theirs.text,
-        theirs.context_tokens,
-    )
-
-
-def _mismatch(ours: ModelCard, theirs: ModelCard) -> InvalidSetting:
+def check_alike(ours: ModelCard, theirs: ModelCard) -> None:
+    """
+    Raises:
+        InvalidSetting: workers with these two cards must not serve one model together.
+    """
     for field in ("block_size", "dtype", "weights_digest"):
-        mine, other = getattr(ours.kv_class, field), getattr(theirs.kv_class, field)
-        if mine != other:
-            reason = f"the workers that serve {ours.name!r} have {field} {other!r}, not {mine!r}"
-            return InvalidSetting(setting="model", reason=reason)
-    return InvalidSetting(
-        setting="model", reason=f"the workers that serve {ours.name!r} have other tokenizer files"
-    )
+        _check_equal(ours.name, field, getattr(ours.kv_class, field), getattr(theirs.kv_class, field))
+    _check_equal(ours.name, "context_tokens", ours.context_tokens, theirs.context_tokens)
+    for field in ("tokenizer", "chat_template", "bos_token", "eos_token"):
+        _check_equal(ours.name, field, getattr(ours.text, field), getattr(theirs.text, field))
+
+
+def _check_equal(model: str, field: str, mine: str | int, other: str | int) -> None:
+    if mine != other:
+        reason = f"the workers that serve {model!r} have {field} {other!r}, not {mine!r}"
+        raise InvalidSetting(setting="worker.model", reason=reason)
 
 
 async def _is_served(directory: Directory, ns: str, model: str) -> bool:

@@ -5,21 +5,24 @@ import time
 from dataclasses import dataclass, field
 
 from proto.errors import Fault
-from proto.requests import FinishReason, GenerateRequest, PrefillPlace
+from proto.requests import FinishReason, GenerateRequest
 from proto.streams import End
 from workers.outbox import Outgoing
+from workers.request_spec import sequence_name
 from workers.roles.owned_job import OwnedJob
 
 
 @dataclass(slots=True)
 class Served:
-    """One attempt in the engine. Units: `began_s` and `first_s` on the monotonic clock."""
+    """One attempt in the engine. `timer` ends it at its deadline.
+
+    Units: `began_s` and `first_s` on the monotonic clock.
+    """
 
     request: GenerateRequest
     stream: Outgoing
     cached_tokens: int
-    place: PrefillPlace = "local"
-    prefill_worker: str = ""
+    timer: asyncio.TimerHandle
     job: OwnedJob | None = None
     began_s: float = field(default_factory=time.monotonic)
     first_s: float = 0.0
@@ -29,37 +32,43 @@ class Served:
         return sequence_name(self.request.request, self.request.attempt)
 
     def end(self, finish: FinishReason | None, fault: Fault | None = None) -> End:
+        holder = self.job.landed_by if self.job is not None else ""
         return End(
             finish,
             fault,
             cached_tokens=self.cached_tokens,
-            prefill=self.place,
-            prefill_worker=self.prefill_worker,
+            prefill="remote" if holder else "local",
+            prefill_worker=holder,
             prefill_s=max(0.0, self.first_s - self.began_s),
         )
 
 
-def sequence_name(request: str, attempt: int) -> str:
-    return f"{request}/{attempt}"
-
-
 class ServedTable:
-    """All attempts in the engine, by request; belongs to the event loop."""
+    """All attempts in the engine, by sequence and by request; belongs to the event loop."""
 
     def __init__(self) -> None:
         self._by_sequence: dict[str, Served] = {}
+        self._by_request: dict[str, dict[int, Served]] = {}
         self._emptied = asyncio.Event()
         self._emptied.set()
 
     def add(self, served: Served) -> None:
         self._by_sequence[served.sequence] = served
+        self._by_request.setdefault(served.request.request, {})[served.request.attempt] = served
         self._emptied.clear()
 
     def find(self, sequence: str) -> Served | None:
         return self._by_sequence.get(sequence)
 
     def drop(self, served: Served) -> None:
-        self._by_sequence.pop(served.sequence, None)
+        """Forget an attempt, and its deadline."""
+        served.timer.cancel()
+        if self._by_sequence.pop(served.sequence, None) is None:
+            return
+        attempts = self._by_request[served.request.request]
+        del attempts[served.request.attempt]
+        if not attempts:
+            del self._by_request[served.request.request]
         if not self._by_sequence:
             self._emptied.set()
 
@@ -68,11 +77,8 @@ class ServedTable:
 
     def attempts_up_to(self, request: str, attempt: int) -> list[Served]:
         """Every attempt of `request` that is not later than `attempt`."""
-        return [
-            served
-            for number in range(attempt + 1)
-            if (served := self._by_sequence.get(sequence_name(request, number))) is not None
-        ]
+        attempts = self._by_request.get(request, {})
+        return [served for number, served in attempts.items() if number <= attempt]
 
     def of_client(self, client: str) -> list[Served]:
         return [served for served in self._by_sequence.values() if served.request.client == client]

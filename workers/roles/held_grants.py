@@ -1,25 +1,55 @@
 """The holder's side: which grants this worker may still write under.
 
-A grant that was given back, or that this incarnation never had, is never held again: an owner that is told
-"not held" takes its blocks back at once.
+A grant that has ended here, or that an owner was told is not held, is never held again: the owner has taken
+its blocks back. So the answer to "may I write?" that arrives after such a word is too late.
 """
+
+from collections import OrderedDict
+
+from proto.cards import ProcessIdentity
+from workers.roles.proof import is_gone
+
+MAX_ENDED = 65_536
+"""More grants than can end while one answer of an owner is on its way."""
 
 
 class HeldGrants:
-    """The grants of the jobs in hand."""
+    """The grants of the jobs in hand, and those in doubt: a write failed after it was posted."""
 
     def __init__(self) -> None:
         self._held: set[str] = set()
+        self._in_doubt: dict[str, ProcessIdentity] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
 
-    def add(self, grant: str) -> None:
+    def try_add(self, grant: str) -> bool:
+        """Hold a grant from now on; False when it has ended already."""
+        if grant in self._ended:
+            return False
         self._held.add(grant)
+        return True
 
     def drop(self, grant: str) -> None:
+        """Nothing is written under this grant any more, and nothing of it is on its way."""
         self._held.discard(grant)
+        self._note_ended(grant)
+
+    def doubt(self, grant: str, owner: ProcessIdentity) -> None:
+        """Nothing more is written, but what was posted may land late: held until its owner is gone."""
+        self._held.discard(grant)
+        self._in_doubt = {kept: of for kept, of in self._in_doubt.items() if not is_gone(of)}
+        self._in_doubt[grant] = owner
 
     def among(self, grants: list[str]) -> list[str]:
-        """Those of `grants` that are held."""
-        return [grant for grant in grants if grant in self._held]
+        """Those of `grants` that are held. The others never will be."""
+        held = [grant for grant in grants if grant in self._held or grant in self._in_doubt]
+        for grant in set(grants).difference(held):
+            self._note_ended(grant)
+        return held
+
+    def _note_ended(self, grant: str) -> None:
+        self._ended[grant] = None
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._held) + len(self._in_doubt)

@@ -3,16 +3,17 @@
 ```
  taken ─► meet the owner ─► ask for the grant ─► pull the prefix that is missing here
        ─► compute, pushing layers as they are done ─► landing notice ─► done
- any failure, or the owner's word ─► stop writing ─► wait for what is on its way ─► release
+ any failure, or the owner's word ─► stop ─► wait for what is on its way ─► release
 ```
 """
 
+import asyncio
 import logging
 from dataclasses import dataclass
 
 from proto.blockhash import block_hashes, block_salt
 from proto.control import AskGrant, Done, GiveUp, Granted, Pin, Pinned, Release, Unpin, Unpinned
-from proto.errors import GrantRefused, KvmeshError, PinLost, TransferFault
+from proto.errors import DeadlineExceeded, GrantRefused, InvalidRequest, KvmeshError, PinLost
 from proto.events import pack_hashes
 from proto.jobs import PrefillJob
 from proto.layout import LayerRange, PoolLayout
@@ -32,6 +33,7 @@ from workers.transfer.transfer_thread import TransferThread
 ASK_TIMEOUT_S = 2.0
 PIN_TTL_S = 20.0
 RELEASE_TRIES = 3
+MAX_JOB_S = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -52,25 +54,61 @@ class HolderTools:
 
 
 class HeldJob:
-    """Runs one job. `run` belongs to one task, whose cancellation ends the job in good order."""
+    """Runs one job: `run` in one task, `stop` from any other of the loop."""
 
     def __init__(self, job: PrefillJob, tools: HolderTools) -> None:
         self.job = job
+        self.num_tokens = count_tokens(job.prompt)
         self._tools = tools
         self._sequence = f"job/{job.job}"
         self._salt = block_salt(tools.weights_digest, job.salt)
-        self.num_tokens = count_tokens(job.prompt)
+        self._stop: asyncio.Future[KvmeshError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it only waits for what is on its way: it computes nothing any more."""
+        return self._stop.done()
+
+    def stop(self, reason: KvmeshError) -> None:
+        """Compute nothing more, write nothing more, and give the grant back; the first reason counts.
+
+        It is no cancellation, so that an answer on its way is not lost, be it a grant or a pin.
+        """
+        if not self._stop.done():
+            self._stop.set_result(reason)
+            self._tools.engine.cancel(self._sequence)
 
     async def run(self) -> None:
         """Compute and push; returns once the landing notice is on its way.
 
-        Cancel: nothing more is written, what is on its way ends, and the owner is told.
+        Cancel: for the end of the process: a grant or a pin whose answer is on its way stays with its owner,
+        who learns by asking that nobody holds it.
 
         Raises:
-            KvmeshError: it could not be done; the owner was told, as far as it could be reached.
+            KvmeshError: it was stopped, or could not be done; the owner was told, if it could be reached.
         """
+        deadline_s = self.job.deadline_s
+        late = DeadlineExceeded(what=f"job {self.job.job}", limit_s=deadline_s)
+        if not deadline_s > 0:
+            self.stop(late)
+        timer = asyncio.get_running_loop().call_later(min(max(0.0, deadline_s), MAX_JOB_S), self.stop, late)
         try:
+            await self._run()
+        except KvmeshError:
+            self._check_wanted()
+            raise
+        finally:
+            timer.cancel()
+
+    def _check_wanted(self) -> None:
+        if self._stop.done():
+            raise self._stop.result()
+
+    async def _run(self) -> None:
+        try:
+            self._check_wanted()
             peer = await self._tools.peers.meet(self.job.owner, self.job.owner_incarnation)
+            self._check_wanted()
             granted = await self._ask_grant()
         except GrantRefused:
             raise
@@ -83,38 +121,65 @@ class HeldJob:
         term = self._tools.term
         ask = AskGrant(self.job.job, term.worker, term.incarnation)
         granted = await self._tools.control.ask(self.job.owner, ask, Granted, ASK_TIMEOUT_S)
-        self._tools.held.add(granted.grant)
+        if not self._tools.held.try_add(granted.grant):
+            raise GrantRefused(job=self.job.job, reason="the grant came after its end")
         return granted
 
     async def _run_granted(self, peer: Peer, granted: Granted) -> None:
-        push = Push(granted, peer, self._tools.pool, self._tools.transfers)
+        push = Push(granted, peer, self._tools.pool, self._tools.transfers, self.stop)
+        has_landed = False
         try:
+            self._check_wanted()
+            self._check_grant(granted, peer)
             await self._compute(peer, granted, push)
             await push.land()
-        except BaseException:
-            push.stop()
-            await self._end_grant(granted, push)
-            raise
+            has_landed = True
         finally:
+            push.stop()
             self._tools.engine.cancel(self._sequence)
+            if not has_landed:
+                await self._end_grant(granted, peer, push)
         self._tools.held.drop(granted.grant)
 
-    async def _end_grant(self, granted: Granted, push: Push) -> None:
-        """Once nothing is on its way any more, the blocks are the owner's again."""
+    def _check_grant(self, granted: Granted, peer: Peer) -> None:
+        size, num_blocks = self._tools.pool.block_size, peer.rank.pool.num_blocks
+        is_whole = granted.start % size == 0 and 0 <= granted.start < granted.end <= self.num_tokens
+        if not is_whole or len(granted.blocks) != -(-(granted.end - granted.start) // size):
+            reason = f"{len(granted.blocks)} blocks for tokens {granted.start} to {granted.end}"
+            raise InvalidRequest(field="grant", reason=reason)
+        if not all(0 <= block < num_blocks for block in granted.blocks):
+            raise InvalidRequest(field="grant", reason=f"a block beyond the pool of {num_blocks}")
+
+    async def _end_grant(self, granted: Granted, peer: Peer, push: Push) -> None:
+        """Once nothing is on its way any more, the blocks are the owner's again.
+
+        A write that failed proves nothing: its bytes may lie in a buffer of the owner's host. Such a grant
+        stays in quarantine there until one of the two processes ends.
+        """
         await push.wait_settled()
-        self._tools.held.drop(granted.grant)
-        await self._tell_owner(Release(granted.grant))
+        if push.has_failed:
+            self._tools.held.doubt(granted.grant, peer.card.process)
+            await self._tell_owner(GiveUp(self.job.job, "a write failed"))
+        else:
+            self._tools.held.drop(granted.grant)
+            await self._tell_owner(Release(granted.grant))
 
     async def _compute(self, peer: Peer, granted: Granted, push: Push) -> None:
+        """The sequence is held until every write of its blocks has ended: nobody else gets them before."""
         engine, bridge = self._tools.engine, self._tools.bridge
         with bridge.following(self._sequence, push) as held:
             cached = engine.add(self._spec(), await_kv=True)
             if cached < granted.start:
                 cached = await self._pull_prefix(peer, cached, granted.start)
+            self._check_wanted()
             if cached > granted.start:
                 self._push_cached(push, cached)
             engine.recall(self._sequence)
+            await asyncio.wait((held, self._stop), return_when=asyncio.FIRST_COMPLETED)
+            self._check_wanted()
             await held
+            await push.complete(engine.block_table(self._sequence))
+            self._check_wanted()  # a sequence that was stopped meanwhile was not held
         engine.release(self._sequence)
 
     def _push_cached(self, push: Push, cached: int) -> None:
@@ -136,7 +201,7 @@ class HeldJob:
             return cached
         try:
             await self._read_pinned(peer, cached // self._tools.pool.block_size, blocks)
-        except TransferFault as error:
+        except KvmeshError as error:
             log.info("a pull failed; computing instead", extra={"job": self.job.job, "reason": str(error)})
             engine.give_back(blocks)
             return cached

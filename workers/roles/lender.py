@@ -7,7 +7,7 @@ they go to the awaiting sequence or back to the pool.
 import logging
 
 from proto.control import AskGrant, BlockHolding, Granted, Holdings, Pin, Pinned, Unpinned
-from proto.errors import GrantRefused
+from proto.errors import GrantRefused, InvalidRequest
 from proto.events import unpack_hashes
 from proto.jobs import Landing
 from proto.names import new_id
@@ -47,9 +47,9 @@ class Lender:
             self.grants.quarantine(owned.grant.granted.grant)
 
     def give_up(self, job: str, reason: str) -> None:
-        """A taker says that it cannot do the job."""
+        """A taker says that it cannot do the job. A grant, of whomever, goes into quarantine with its end."""
         owned = self._jobs.get(job)
-        if owned is not None and owned.grant is None:
+        if owned is not None:
             owned.settle(JobEnd.FAILED, reason)
 
     def lose(self, worker: str) -> None:
@@ -70,10 +70,20 @@ class Lender:
         asked = self.grants.find_asked(ask.job, ask.holder_incarnation)
         if asked is not None:
             return asked.granted
+        try:
+            return self._grant_anew(owned, ask)
+        except GrantRefused as error:
+            if owned.grant is None:
+                owned.settle(JobEnd.FAILED, str(error))
+            raise
+
+    def _grant_anew(self, owned: OwnedJob, ask: AskGrant) -> Granted:
         card = self._peers.card(ask.holder, ask.holder_incarnation)
         if card is None:
             raise GrantRefused(job=ask.job, reason=f"{ask.holder} is not in the directory")
-        blocks = self._set_aside(owned)
+        if not self.can_lend(owned.end - owned.start):
+            raise GrantRefused(job=ask.job, reason=f"{self.num_lent_blocks} blocks are lent already")
+        blocks = self._engine.set_aside(owned.sequence, owned.end)
         if owned.grant is not None:
             self.grants.quarantine(owned.grant.granted.grant)
         granted = Granted(new_id(), ask.job, owned.start, owned.end, blocks)
@@ -83,13 +93,11 @@ class Lender:
         self._transfers.expect(len(self.grants))
         return granted
 
-    def _set_aside(self, owned: OwnedJob) -> list[int]:
-        size = self._engine.settings.block_size
-        wanted = -(-(owned.end - owned.start) // size)
-        limit = int(self._engine.settings.num_blocks * self._max_lent_share)
-        if self.num_lent_blocks + wanted > limit:
-            raise GrantRefused(job=owned.job.job, reason=f"{wanted} more blocks would pass {limit} lent ones")
-        return self._engine.set_aside(owned.sequence, owned.end)
+    def can_lend(self, num_tokens: int) -> bool:
+        """Whether blocks for so many tokens would keep within the share of the pool that may be lent."""
+        settings = self._engine.settings
+        wanted = -(-num_tokens // settings.block_size)
+        return self.num_lent_blocks + wanted <= int(settings.num_blocks * self._max_lent_share)
 
     @property
     def num_lent_blocks(self) -> int:
@@ -101,12 +109,13 @@ class Lender:
         if grant is None:
             return
         owned = self._jobs.get(grant.granted.job)
-        is_awaited = owned is not None and owned.is_open and owned.grant is grant
-        if is_awaited and self._engine.land(grant.sequence, grant.granted.blocks, grant.granted.end):
-            assert owned is not None
+        if owned is None or not owned.is_open or owned.grant is not grant:
+            self._engine.give_back(grant.granted.blocks)
+        elif self._engine.land(grant.sequence, grant.granted.blocks, grant.granted.end):
             owned.settle(JobEnd.LANDED)
         else:
             self._engine.give_back(grant.granted.blocks)
+            owned.settle(JobEnd.FAILED, "its sequence is gone")
 
     def end_grant(self, grant_id: str, reason: str) -> None:
         """The holder will never write under this grant again: it said so, or its end is proven."""
@@ -124,6 +133,12 @@ class Lender:
         return grant
 
     def pin(self, ask: Pin) -> Pinned:
+        """
+        Raises:
+            InvalidRequest: hashes or time are none.
+        """
+        if not ask.ttl_s > 0:
+            raise InvalidRequest(field="ttl_s", reason=f"{ask.ttl_s} s is no time to read in")
         blocks = self._engine.pin(unpack_hashes(ask.hashes))
         if not blocks:
             return Pinned("", [])

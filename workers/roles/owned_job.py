@@ -35,6 +35,12 @@ class OwnedJob:
     def is_open(self) -> bool:
         return not self._ended.done()
 
+    @property
+    def landed_by(self) -> str:
+        """Who computed it and pushed it here; empty while, and if, nobody did."""
+        has_landed = self._ended.done() and self._ended.result() is JobEnd.LANDED
+        return self.grant.holder if has_landed and self.grant is not None else ""
+
     def note_grant(self, grant: Grant) -> None:
         self.grant = grant
         self._granted.set()

@@ -35,6 +35,7 @@ class Patrol:
         self._control = control
         self._max_quarantine_s = max_quarantine_s
         self._on_overdue = on_overdue
+        self.is_overdue = False
 
     async def run(self) -> None:
         """A round each second, for ever."""
@@ -81,4 +82,5 @@ class Patrol:
         )
         if oldest_s > self._max_quarantine_s:
             log.error("blocks are in quarantine for %.0f s: this worker has to start anew", oldest_s)
+            self.is_overdue = True
             self._on_overdue()

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from proto import subjects
 from proto.codec import encode
 from proto.control import CancelJob, Done, TakeJob
-from proto.errors import DeadlineExceeded, KvmeshError
+from proto.errors import KvmeshError
+from services.tasks import open_tasks
 from services.work_queue import WorkQueue
 from workers.control_client import ControlClient
 from workers.engine.engine import Engine
@@ -60,6 +61,10 @@ class RemotePrefills:
         self._limits = limits
         self._asks_directly = asks_directly
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether blocks for so many tokens could be lent now."""
+        return self._lender.can_lend(num_tokens)
+
     async def run(self, owned: OwnedJob) -> JobEnd:
         """See the job to its end; afterwards the sequence is scheduled here, unless it was cancelled.
 
@@ -80,28 +85,30 @@ class RemotePrefills:
         return end
 
     async def _see_through(self, owned: OwnedJob) -> JobEnd:
-        try:
-            async with asyncio.timeout(self._limits.landing_wait_s):
-                await self._offer(owned)
-                await self._wait_granted(owned)
-                return await owned.wait_ended()
-        except TimeoutError:
-            owned.settle(JobEnd.FAILED, f"no landing within {self._limits.landing_wait_s} s")
-        except KvmeshError as error:
-            owned.settle(JobEnd.FAILED, str(error))
+        """A job that ends while it is still being offered does not wait for the offer."""
+        async with open_tasks() as tasks:
+            offering = tasks.create_task(self._offer(owned), name=f"offer {owned.job.job}")
+            try:
+                async with asyncio.timeout(self._limits.landing_wait_s):
+                    await owned.wait_ended()
+            except TimeoutError:
+                owned.settle(JobEnd.FAILED, f"no landing within {self._limits.landing_wait_s} s")
+            finally:
+                offering.cancel()
         return await owned.wait_ended()
 
-    async def _wait_granted(self, owned: OwnedJob) -> None:
+    async def _offer(self, owned: OwnedJob) -> None:
+        """Until somebody has asked for the grant; else the job fails."""
         try:
             async with asyncio.timeout(self._limits.grant_wait_s):
+                if not (self._asks_directly and await self._is_taken_directly(owned)):
+                    payload = encode(owned.job, self._queue.bus.max_payload_bytes)
+                    await self._queue.put(subjects.prefill(self._ns, owned.job.model), owned.job.job, payload)
                 await owned.wait_granted()
-        except TimeoutError as error:
-            raise DeadlineExceeded(what="taking the job", limit_s=self._limits.grant_wait_s) from error
-
-    async def _offer(self, owned: OwnedJob) -> None:
-        if not (self._asks_directly and await self._is_taken_directly(owned)):
-            payload = encode(owned.job, self._queue.bus.max_payload_bytes)
-            await self._queue.put(subjects.prefill(self._ns, owned.job.model), owned.job.job, payload)
+        except TimeoutError:
+            owned.settle(JobEnd.FAILED, f"nobody took it within {self._limits.grant_wait_s} s")
+        except KvmeshError as error:
+            owned.settle(JobEnd.FAILED, str(error))
 
     async def _is_taken_directly(self, owned: OwnedJob) -> bool:
         best = self._view.choose()

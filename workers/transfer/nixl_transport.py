@@ -6,6 +6,7 @@ post over shared memory copies inside the call.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Literal
 
@@ -120,13 +121,13 @@ class NixlTransport:
             raise PeerGone(peer=agent, reason="the transfer failed")
         return TransferState.DONE if state == "DONE" else TransferState.MOVING
 
-    def release(self, handle: Any) -> bool:
-        """Free a handle; False when the transfer is still active and cannot be aborted yet."""
-        try:
+    def release(self, handle: Any) -> None:
+        """Free the handle of a transfer that is over.
+
+        Never call it while one moves: the library says that all is well, and the bytes land later.
+        """
+        with suppress(*NIXL_ERRORS):
             self._agent.release_xfer_handle(handle)
-        except NIXL_ERRORS:
-            return False
-        return True
 
     def notify(self, agent: str, notice: bytes) -> None:
         """Send a notice to a peer, after all that was checked `DONE` before.

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from proto.errors import PeerGone
 from proto.layout import BlockPair, LayerRange, PoolLayout, plan_copies
 from workers.transfer.outcome import Outcome
 from workers.transfer.peers import Peer
@@ -16,7 +17,7 @@ async def pull_blocks(
 
     The caller holds a pin on theirs and asks after the return whether it held throughout.
 
-    Cancel: waits for the read to end all the same, since it writes into our blocks.
+    Cancel: once it is posted it ends all the same, since it writes into our blocks; the cancel comes after.
 
     Raises:
         TransferFault: the read failed; our blocks hold nothing of use.
@@ -31,6 +32,7 @@ async def pull_blocks(
             copies,
             peer.rank.pool.device,
             lambda: True,
+            lambda: over.settle(PeerGone(peer=peer.card.worker, reason="transfers have ended")),
             over.settle,
         )
     )

@@ -10,11 +10,12 @@ The landing notice follows once every write lies at the target, so its owner nee
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from proto.codec import encode
 from proto.control import Granted
-from proto.errors import KvmeshError
+from proto.errors import InternalFault, KvmeshError
 from proto.jobs import Landing
 from proto.layout import BlockPair, LayerRange, PoolLayout, plan_copies
 from workers.transfer.outcome import Outcome
@@ -23,19 +24,31 @@ from workers.transfer.transfer_thread import Transfer, TransferThread
 
 
 class Push:
-    """The outgoing side of a grant. Pieces come from any thread; `land` and `stop` belong to the loop.
+    """The outgoing side of a grant. Pieces come from any thread; all else belongs to the loop.
 
-    After `stop` or a failed write nothing more is posted.
+    After `stop` or a failed write nothing more is posted. `on_fault` is called on the loop when a write
+    fails, at least once.
     """
 
-    def __init__(self, grant: Granted, peer: Peer, own: PoolLayout, transfers: TransferThread) -> None:
+    def __init__(
+        self,
+        grant: Granted,
+        peer: Peer,
+        own: PoolLayout,
+        transfers: TransferThread,
+        on_fault: Callable[[KvmeshError], None],
+    ) -> None:
         self._grant = grant
         self._peer = peer
         self._own = own
         self._transfers = transfers
+        self._on_fault = on_fault
+        self._first = grant.start // own.block_size
+        self._end = -(-grant.end // own.block_size)
         self._lock = threading.Lock()
         self._on_way = 0
         self._num_bytes = 0
+        self._layers_sent: Counter[tuple[int, int]] = Counter()
         self._fault: KvmeshError | None = None
         self._is_stopped = False
         self._loop = asyncio.get_running_loop()
@@ -46,35 +59,56 @@ class Push:
 
         `start` is a multiple of the block size.
         """
-        pairs = self._pairs(start, end, blocks)
+        sources = self._sources(start // self._own.block_size, blocks)
+        pairs = [BlockPair(block, self._grant.blocks[number - self._first]) for number, block in sources]
         copies = plan_copies(self._own, self._peer.rank.pool, pairs, layers)
-        if not copies:
-            return
         with self._lock:
             if self._is_stopped or self._fault is not None:
                 return
+            for source in sources:
+                self._layers_sent[source] += layers.num_layers
+            if not copies:
+                return
             self._on_way += 1
             self._num_bytes += sum(copy.num_bytes for copy in copies)
+        device = self._peer.rank.pool.device
         self._transfers.submit(
             Transfer(
                 "WRITE",
                 self._peer.rank.agent,
                 copies,
-                self._peer.rank.pool.device,
+                device,
                 self._may_start,
-                self._on_done,
+                lambda: self._on_over(None),
+                self._on_over,
             )
         )
 
-    async def land(self) -> None:
-        """Wait until every write lies at the target, then tell the owner.
+    async def complete(self, blocks: Sequence[int]) -> None:
+        """Until all of the grant lies at the target, as it is in `blocks`, which hold the whole sequence.
+
+        The caller keeps the sequence held until the return. One that was preempted had blocks taken from
+        under writes that had not ended: then everything is written again, after what is on its way.
 
         Raises:
-            TransferFault: a write or the notice failed, or the push was stopped.
+            TransferFault: a write failed.
+            InternalFault: the push was stopped, or `blocks` are not the whole sequence.
         """
-        await self.wait_settled()
-        if self._fault is not None:
-            raise self._fault
+        await self._wait_written()
+        if not self._was_sent_once_from(blocks):
+            self._layers_sent.clear()
+            layers = LayerRange(self._own.first_layer, self._own.num_layers)
+            self.write(0, self._grant.end, blocks, layers)
+            await self._wait_written()
+        if self._is_stopped or not self._was_sent_once_from(blocks):
+            raise InternalFault(reason="a push ended before all of its grant was written")
+
+    async def land(self) -> None:
+        """Tell the owner, after `complete`.
+
+        Raises:
+            TransferFault: the notice could not be sent.
+        """
         notice = encode(Landing(self._grant.grant, self._num_bytes))
         told = Outcome(self._loop)
         self._transfers.notify(self._peer.rank.agent, notice, told.settle)
@@ -93,22 +127,37 @@ class Push:
             self._progress.clear()
             await self._progress.wait()
 
-    def _pairs(self, start: int, end: int, blocks: Sequence[int]) -> list[BlockPair]:
-        size = self._own.block_size
-        first = start // size
-        wanted = range(self._grant.start // size, -(-min(end, self._grant.end) // size))
+    @property
+    def has_failed(self) -> bool:
+        """Whether a write failed. What was posted of it may land late, for all that can be known here."""
+        return self._fault is not None
+
+    async def _wait_written(self) -> None:
+        await self.wait_settled()
+        if self._fault is not None:
+            raise self._fault
+
+    def _was_sent_once_from(self, blocks: Sequence[int]) -> bool:
+        wanted = dict.fromkeys(self._sources(0, blocks), self._own.num_layers)
+        return len(wanted) == self._end - self._first and dict(self._layers_sent) == wanted
+
+    def _sources(self, first: int, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """Those of `blocks` that the grant wants, numbered in the sequence, the first of them `first`."""
         return [
-            BlockPair(block, self._grant.blocks[number - wanted.start])
-            for number, block in enumerate(blocks, first)
-            if number in wanted
+            (number, block) for number, block in enumerate(blocks, first) if self._first <= number < self._end
         ]
 
     def _may_start(self) -> bool:
         with self._lock:
             return not self._is_stopped and self._fault is None
 
-    def _on_done(self, fault: KvmeshError | None) -> None:
+    def _on_over(self, failure: KvmeshError | None) -> None:
         with self._lock:
             self._on_way -= 1
-            self._fault = self._fault or fault
-        self._loop.call_soon_threadsafe(self._progress.set)
+            self._fault = self._fault or failure
+        self._loop.call_soon_threadsafe(self._note_over, failure)
+
+    def _note_over(self, failure: KvmeshError | None) -> None:
+        self._progress.set()
+        if failure is not None:
+            self._on_fault(failure)

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 
 OnDone = Callable[[KvmeshError | None], None]
 OnLanding = Callable[[Landing], None]
-OnMoved = Callable[[Operation, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,9 @@ class Transfer:
     """One posted operation.
 
     `may_start` is asked right before the post, in the transfer thread: a holder whose grant has ended in the
-    meantime must not write. `on_done` is called once, in the transfer thread, with None or what went wrong;
-    after it, nothing of this transfer is on its way.
+    meantime must not write. Then one of the two is called, once: `on_refused` when nothing of it was posted
+    (by the thread, or by who submits when that has ended), `on_done` in the thread with None or what went
+    wrong. Neither is called when the thread ends while the transfer moves: then nothing is known.
     """
 
     operation: Operation
@@ -50,35 +51,55 @@ class Transfer:
     copies: Sequence[Copy]
     remote_device: str
     may_start: Callable[[], bool]
+    on_refused: Callable[[], None]
     on_done: OnDone
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(copy.num_bytes for copy in self.copies)
 
-@dataclass(slots=True)
+
+OnMoved = Callable[[Transfer, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """`refuse` is called instead of `carry_out` when the thread has ended."""
+
+    carry_out: Callable[[], None]
+    refuse: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class _Moving:
     transfer: Transfer
     handle: Any
-    fault: KvmeshError | None = None
+    began_s: float
 
 
 class TransferThread:
     """Owns a `NixlTransport`; every method may be called from any thread.
 
-    `on_landing` and `on_moved` (bytes, when a transfer is done) are called in the thread.
+    `on_landing` and `on_moved` (a transfer that is done, and the seconds it took) are called in the thread.
     """
 
     def __init__(self, transport: NixlTransport, on_landing: OnLanding, on_moved: OnMoved) -> None:
         self._transport = transport
         self._on_landing = on_landing
         self._on_moved = on_moved
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._moving: list[_Moving] = []
+        self._leaving: set[str] = set()
         self._expected = 0
+        self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
         self._opened: Future[RankAgent] = Future()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[RankAgent]:
         """Run the thread for the life of the body; yields how peers reach this memory.
+
+        At the end, what moves is given `CLOSE_S` to end, and what waits is refused.
 
         Raises:
             InternalFault: NIXL does not start.
@@ -88,33 +109,65 @@ class TransferThread:
             yield await asyncio.wrap_future(self._opened)
         finally:
             self._orders.put(None)
-            await asyncio.to_thread(self._thread.join, CLOSE_S)
+            await asyncio.to_thread(self._thread.join, 2 * CLOSE_S)
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._has_ended.is_set()
 
     def submit(self, transfer: Transfer) -> None:
         """Post a transfer after all that was submitted before."""
-        self._orders.put(lambda: self._post(transfer))
+        self._put(_Order(lambda: self._post(transfer), transfer.on_refused))
 
     def notify(self, agent: str, notice: bytes, on_done: OnDone) -> None:
         """Send a notice; what was `on_done` before this call lies at the target when the notice is heard."""
-        self._orders.put(lambda: self._notify(agent, notice, on_done))
+        self._put_call(lambda: self._transport.notify(agent, notice), agent, on_done)
 
-    def add_peer(self, metadata: bytes) -> "Future[None]":
-        done: Future[None] = Future()
-        self._orders.put(lambda: _settle(done, lambda: self._transport.add_peer(metadata)))
-        return done
+    def add_peer(self, agent: str, metadata: bytes, on_done: OnDone) -> None:
+        """Once for each agent: a second time would invalidate what moves to it."""
 
-    def remove_peer(self, agent: str) -> "Future[None]":
-        done: Future[None] = Future()
-        self._orders.put(lambda: _settle(done, lambda: self._transport.remove_peer(agent)))
-        return done
+        def add() -> None:
+            if agent in self._leaving:
+                self._leaving.discard(agent)
+            else:
+                self._transport.add_peer(metadata)
+
+        self._put_call(add, agent, on_done)
+
+    def remove_peer(self, agent: str) -> None:
+        """Forget a peer, gone or not, once nothing moves to or from it."""
+        self._put(_Order(lambda: self._leaving.add(agent), lambda: None))
 
     def expect(self, num_landings: int) -> None:
         """Set how many landings may come; while any may, notices are looked for."""
-        self._orders.put(lambda: self._set_expected(num_landings))
+        self._put(_Order(lambda: self._set_expected(num_landings), lambda: None))
+
+    def _put_call(self, call: Callable[[], None], agent: str, on_done: OnDone) -> None:
+        def carry_out() -> None:
+            try:
+                call()
+            except TransferFault as error:
+                on_done(error)
+            else:
+                on_done(None)
+
+        refusal = PeerGone(peer=agent, reason="transfers have ended")
+        self._put(_Order(carry_out, lambda: on_done(refusal)))
+
+    def _put(self, order: _Order) -> None:
+        self._orders.put(order)
+        if self._has_ended.is_set():
+            self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        """Whoever takes an order refuses it, so each is refused once."""
+        try:
+            while True:
+                order = self._orders.get_nowait()
+                if order is not None:
+                    order.refuse()
+        except queue.Empty:
+            return
 
     def _set_expected(self, num_landings: int) -> None:
         self._expected = num_landings
@@ -125,18 +178,35 @@ class TransferThread:
         except KvmeshError as error:
             self._opened.set_exception(error)
             return
-        while self._take_orders():
-            self._check_moving()
-            self._hear_notices()
-        self._transport.close()
+        try:
+            while self._take_orders():
+                self._look()
+            self._finish_moving()
+        finally:
+            self._has_ended.set()
+            self._refuse_rest()
+
+    def _finish_moving(self) -> None:
+        """What still moves at the end keeps its memory registered: the process ends with it."""
+        end_s = time.monotonic() + CLOSE_S
+        while self._moving and time.monotonic() < end_s:
+            self._look()
+            time.sleep(POLL_S)
+        if not self._moving:
+            self._transport.close()
+
+    def _look(self) -> None:
+        self._check_moving()
+        self._hear_notices()
+        self._remove_leaving()
 
     def _take_orders(self) -> bool:
         """Carry out what is queued, waiting for it if there is nothing else to do; False: the end."""
-        is_idle = not self._moving and not self._expected
+        is_idle = not (self._moving or self._expected or self._leaving)
         try:
             order = self._orders.get(timeout=None if is_idle else POLL_S)
             while order is not None:
-                order()
+                order.carry_out()
                 order = self._orders.get_nowait()
         except queue.Empty:
             return True
@@ -144,8 +214,9 @@ class TransferThread:
 
     def _post(self, transfer: Transfer) -> None:
         if not transfer.may_start():
-            transfer.on_done(PeerGone(peer=transfer.agent, reason="the leave to do so has ended"))
+            transfer.on_refused()
             return
+        began_s = time.monotonic()
         try:
             handle = self._transport.post(
                 transfer.operation, transfer.agent, transfer.copies, transfer.remote_device
@@ -153,33 +224,23 @@ class TransferThread:
         except TransferFault as error:
             transfer.on_done(error)
             return
-        self._moving.append(_Moving(transfer, handle))
+        self._moving.append(_Moving(transfer, handle, began_s))
         self._check_moving()
-
-    def _notify(self, agent: str, notice: bytes, on_done: OnDone) -> None:
-        try:
-            self._transport.notify(agent, notice)
-        except TransferFault as error:
-            on_done(error)
-        else:
-            on_done(None)
 
     def _check_moving(self) -> None:
         self._moving = [moving for moving in self._moving if not self._is_over(moving)]
 
     def _is_over(self, moving: _Moving) -> bool:
         transfer = moving.transfer
-        if moving.fault is None:
-            try:
-                if self._transport.check(transfer.agent, moving.handle) is TransferState.MOVING:
-                    return False
-                self._on_moved(transfer.operation, sum(copy.num_bytes for copy in transfer.copies))
-            except TransferFault as error:
-                moving.fault = error
-        # A failed transfer counts as over only once the library lets go of it: until then it may write.
-        if not self._transport.release(moving.handle):
-            return False
-        transfer.on_done(moving.fault)
+        fault: KvmeshError | None = None
+        try:
+            if self._transport.check(transfer.agent, moving.handle) is TransferState.MOVING:
+                return False
+            self._on_moved(transfer, time.monotonic() - moving.began_s)
+        except TransferFault as error:
+            fault = error
+        self._transport.release(moving.handle)
+        transfer.on_done(fault)
         return True
 
     def _hear_notices(self) -> None:
@@ -191,11 +252,11 @@ class TransferThread:
             except InvalidRequest:
                 log.warning("a peer sent a notice of %d bytes that is no landing", len(notice))
 
-
-def _settle(done: "Future[None]", action: Callable[[], None]) -> None:
-    try:
-        action()
-    except KvmeshError as error:
-        done.set_exception(error)
-    else:
-        done.set_result(None)
+    def _remove_leaving(self) -> None:
+        """A peer removed while something moves would seem to have failed, and its bytes might still land."""
+        for agent in self._leaving.difference(moving.transfer.agent for moving in self._moving):
+            self._leaving.discard(agent)
+            try:
+                self._transport.remove_peer(agent)
+            except TransferFault as error:
+                log.info("a former peer was gone already", extra={"reason": str(error)})

@@ -1,0 +1,93 @@
+"""What must stay true while a worker serves; the process ends when it does not, and somebody restarts it."""
+
+import asyncio
+from collections.abc import Iterable
+
+from proto import keys, subjects
+from proto.cards import ModelCard
+from proto.codec import decode
+from proto.errors import InternalFault, InvalidSetting
+from proto.reports import AnyBeat, LoadReport
+from proto.roles import WorkerState
+from services.bus import Bus
+from services.directory import Change, Changed, Directory, Entry, Listed
+from services.liveness import Liveness
+from workers.engine.engine import Engine
+from workers.registration import check_alike
+from workers.roles.term import Term
+from workers.transfer.transfer_thread import TransferThread
+
+LOOK_S = 0.25
+PROBE_S = 2.0
+
+
+async def check_name_free(bus: Bus, ns: str, worker: str) -> None:
+    """
+    Raises:
+        InvalidSetting: another worker answers under this name.
+    """
+    if await bus.has_responder(subjects.worker_control(ns, worker), PROBE_S):
+        raise _name_taken(worker)
+
+
+async def guard_name(term: Term, liveness: Liveness[AnyBeat]) -> None:
+    """Of two that began at one moment under one name, one ends: the two agree on which.
+
+    Raises:
+        InvalidSetting: another worker beats under this name.
+    """
+    taken = asyncio.Event()
+
+    def hear(_: str, beat: AnyBeat) -> None:
+        if (
+            isinstance(beat, LoadReport)
+            and beat.worker == term.worker
+            and beat.incarnation > term.incarnation
+            and beat.state is not WorkerState.LEAVING
+        ):
+            taken.set()
+
+    liveness.on_beat(hear)
+    await taken.wait()
+    raise _name_taken(term.worker)
+
+
+def _name_taken(worker: str) -> InvalidSetting:
+    return InvalidSetting(setting="worker.name", reason=f"another worker named {worker!r} is there")
+
+
+async def guard_model(directory: Directory, ns: str, ours: ModelCard) -> None:
+    """Two workers that publish different cards at one moment must not serve one model together.
+
+    Raises:
+        InvalidSetting: the model's card has become one that we do not serve.
+    """
+    key = keys.model(ns, ours.name)
+    async with directory.watch(key) as changes:
+        async for change in changes:
+            for entry in _entries(change):
+                if entry.key == key:
+                    check_alike(ours, decode(entry.value, ModelCard))
+
+
+def _entries(change: Change) -> Iterable[Entry]:
+    match change:
+        case Listed(entries):
+            return entries
+        case Changed(entry):
+            return (entry,)
+        case _:
+            return ()
+
+
+async def guard_threads(engine: Engine, transfers: TransferThread) -> None:
+    """
+    Raises:
+        InternalFault: the engine has ended or hangs, or transfers have ended.
+    """
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if engine.fault is not None:
+            raise InternalFault(reason=f"the engine has ended: {engine.fault.values}")
+        if not transfers.is_alive:
+            raise InternalFault(reason="the transfer thread has ended")
