@@ -24,6 +24,7 @@ _TEXTS = {
     "router": "Run one router: which worker, and why.",
     "worker": "Run one worker: an engine that prefills or decodes.",
 }
+_FILE_WIDTH = 200
 
 app = typer.Typer(
     name="kvmesh",
@@ -69,9 +70,14 @@ def _status(settings: StatusSettings) -> None:
     from services.status.show import show_status
 
     def show(shutdown: asyncio.Event) -> Any:
-        return show_status(settings, Console(), shutdown)
+        return show_status(settings, _wide_console(), shutdown)
 
     raise typer.Exit(run_process(show, drain_limit_s=0))
+
+
+def _wide_console() -> Console:
+    """As wide as the terminal; what goes to a file or a program is not cut."""
+    return Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
 
 
 app.command("status", help="Show the workers of a mesh: a live table, or once.")(_status)

@@ -6,15 +6,15 @@ import msgspec
 
 from proto.cards import WorkerCard
 from proto.reports import LoadReport
-from proto.roles import WorkerState
+from proto.roles import Role, WorkerState
 
 _RANK = {WorkerState.READY: 0, WorkerState.DRAINING: 1, WorkerState.LEAVING: 2}
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
     """
-    Units: `hit_rate` share of prompt tokens found in the prefix cache; `decode_rate` tokens a second over the
-    running sequences; `prefill_rate` prompt tokens a second while prefilling; 0 until measured.
+    Units: `hit_rate` share of prompt tokens found in the prefix cache; `tokens_rate` tokens a second, of a
+    decode worker over its running sequences, of a prefill worker while it prefills; 0 until measured.
     """
 
     worker: str
@@ -31,8 +31,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     cached_blocks: int = 0
     total_blocks: int = 0
     hit_rate: float = 0.0
-    decode_rate: float = 0.0
-    prefill_rate: float = 0.0
+    tokens_rate: float = 0.0
 
 
 def make_rows(
@@ -72,6 +71,11 @@ def _with_load(row: WorkerRow, report: LoadReport) -> WorkerRow:
         cached_blocks=report.cached_blocks,
         total_blocks=report.total_blocks,
         hit_rate=report.hit_tokens / report.prompt_tokens if report.prompt_tokens else 0.0,
-        decode_rate=report.num_running / report.decode_step_s if report.decode_step_s else 0.0,
-        prefill_rate=report.prefill_rate,
+        tokens_rate=_tokens_rate(report),
     )
+
+
+def _tokens_rate(report: LoadReport) -> float:
+    if report.role is Role.PREFILL:
+        return report.prefill_rate
+    return report.num_running / report.decode_step_s if report.decode_step_s else 0.0

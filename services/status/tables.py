@@ -3,44 +3,47 @@
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from proto.control import BlockHolding, Holdings
 from services.status.rows import WorkerRow
 
 _COLOURS = {"ready": "green", "draining": "yellow", "leaving": "red", "silent": "red"}
+_NUMBERS = ("epoch", "running", "waiting", "jobs", "blocks", "hits", "tok/s")
 
 
-def workers_table(rows: Sequence[WorkerRow]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for left in ("worker", "model", "role", "state"):
-        table.add_column(left, no_wrap=True)
-    for right in (
-        "epoch",
-        "running",
-        "waiting",
-        "jobs",
-        "blocks",
-        "hit rate",
-        "decode tok/s",
-        "prefill tok/s",
-    ):
-        table.add_column(right, justify="right")
+def workers_table(rows: Sequence[WorkerRow]) -> Group:
+    """A table for each model; it fits a terminal of 80 columns."""
+    models = sorted({row.model for row in rows})
+    if not models:
+        return Group("no workers")
+    return Group(*(_model_table(model, [row for row in rows if row.model == model]) for model in models))
+
+
+def _model_table(model: str, rows: Sequence[WorkerRow]) -> Table:
+    title = Text(model, style="bold")
+    table = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim"
+    )
+    for left in ("worker", "role", "state"):
+        table.add_column(left, overflow="fold")
+    for right in _NUMBERS:
+        table.add_column(right, justify="right", no_wrap=True)
     for row in rows:
         state = row.state if row.is_beating else "silent"
         table.add_row(
             row.worker,
-            row.model,
             row.role,
-            f"[{_COLOURS[state]}]{state}[/]",
+            Text(state, style=_COLOURS[state]),
             str(row.epoch),
             str(row.num_running),
             str(row.num_waiting),
             str(row.num_jobs),
             f"{row.used_blocks}/{row.total_blocks}",
             f"{row.hit_rate:.0%}",
-            f"{row.decode_rate:.0f}",
-            f"{row.prefill_rate:.0f}",
+            f"{row.tokens_rate:.0f}",
         )
     return table
 

@@ -22,19 +22,24 @@ def _card(worker: str = "w", epoch: int = 1, state: WorkerState = WorkerState.RE
 
 
 def _report(
-    worker: str = "w", epoch: int = 1, state: WorkerState = WorkerState.READY, incarnation: str = "i"
+    worker: str = "w",
+    epoch: int = 1,
+    state: WorkerState = WorkerState.READY,
+    incarnation: str = "i",
+    role: Role = Role.PREFILL,
 ) -> LoadReport:
     return LoadReport(
         worker=worker,
         model="m",
         incarnation=incarnation,
         epoch=epoch,
-        role=Role.PREFILL,
+        role=role,
         state=state,
         num_running=4,
         total_blocks=100,
         free_blocks=75,
         decode_step_s=0.02,
+        prefill_rate=800.0,
         hit_tokens=30,
         prompt_tokens=120,
     )
@@ -56,7 +61,9 @@ def test_leaving_is_final_whoever_says_it() -> None:
 def test_load_becomes_rates_and_used_blocks() -> None:
     row = make_rows({"w": _card()}, {"w": _report()}, {"w"})[0]
     assert (row.used_blocks, row.total_blocks, row.num_running) == (25, 100, 4)
-    assert (row.hit_rate, row.decode_rate) == (0.25, 200.0)
+    assert (row.hit_rate, row.tokens_rate) == (0.25, 800.0)
+    decoding = make_rows({"w": _card()}, {"w": _report(role=Role.DECODE)}, {"w"})[0]
+    assert decoding.tokens_rate == 200.0
 
 
 def test_a_report_of_an_earlier_life_is_not_counted() -> None:
