@@ -18,6 +18,7 @@ async def show_status(settings: StatusSettings, console: Console, shutdown: asyn
         Disconnected: its NATS or etcd is out of reach.
     """
     async with open_view(find_mesh(settings), settings.connect_limit_s) as view:
+        await view.wait_beats(2 * MeshSettings().beat_s)
         if settings.pools:
             await _show_pools(settings, console, view)
         elif settings.once or settings.json or not console.is_terminal:
@@ -35,7 +36,6 @@ async def _show_pools(settings: StatusSettings, console: Console, view: MeshView
 
 
 async def _show_once(settings: StatusSettings, console: Console, view: MeshView) -> None:
-    await view.wait_beats(2 * MeshSettings().beat_s)
     rows = await view.look()
     if settings.json:
         _print_raw(console, as_json(rows))
