@@ -40,7 +40,11 @@ class EngineThread:
     def stop(self) -> bool:
         """Asks the thread to end and waits for it; whether it has ended. Blocks: not for an event loop."""
         self._engine.stop()
-        self._thread.join(self._engine.settings.step_stall_s)
+        return self.wait_ended(self._engine.settings.step_stall_s)
+
+    def wait_ended(self, limit_s: float) -> bool:
+        """Waits until the thread has ended, by order or by fault; whether it has within `limit_s`. Blocks."""
+        self._thread.join(limit_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -1,0 +1,100 @@
+"""The simulated runner: tokens by formula, time by model, real memory; and the rates measured of steps."""
+
+import ctypes
+import time
+
+import pytest
+
+from tests.workers.engine.engine_desk import Record, spec_of
+from workers.engine.engine import Engine
+from workers.engine.engine_settings import EngineSettings
+from workers.engine.rates import Rates
+from workers.engine.runner import Runner, SampleParams, ScheduledSequence, StepBatch
+from workers.engine.simulated_runner import SimulatedModel, SimulatedRunner
+
+PROMPT = list(range(100))
+
+
+def make_engine(model: SimulatedModel, record: Record, step_tokens: int = 256) -> Engine:
+    settings = EngineSettings(num_blocks=64, context_tokens=512, step_tokens=step_tokens)
+    return Engine(SimulatedRunner(model, num_blocks=64), settings, record)
+
+
+def serve(tokens: list[int], max_tokens: int, step_tokens: int = 256) -> list[int]:
+    record = Record()
+    engine = make_engine(SimulatedModel(), record, step_tokens)
+    engine.add(spec_of("a", tokens, num_prompt=len(PROMPT), max_tokens=max_tokens))
+    while engine.step_once():
+        pass
+    return record.tokens["a"]
+
+
+def test_another_attempt_in_other_chunks_goes_on_with_the_same_tokens() -> None:
+    whole = serve(PROMPT, 40)
+    assert len(set(whole)) > 30
+    assert serve([*PROMPT, *whole[:13]], 40, step_tokens=80) == whole[13:]
+
+
+def test_tokens_stay_within_the_stated_range() -> None:
+    runner = SimulatedRunner(SimulatedModel(first_token=7, num_tokens=3), num_blocks=1)
+    rows = [ScheduledSequence([token], 5, [0], SampleParams(), token) for token in range(200)]
+    assert {sampled.token for sampled in runner.run(StepBatch(rows), None)} == {7, 8, 9}
+
+
+def test_the_pool_is_memory_of_the_stated_size_that_others_may_write() -> None:
+    runner: Runner = SimulatedRunner(SimulatedModel(num_layers=3, head_dim=4), num_blocks=5, block_size=8)
+    assert runner.pool_bytes == 5 * 3 * 2 * 8 * 4 * 4
+    ctypes.memset(runner.pool_address, 7, runner.pool_bytes)
+    assert ctypes.string_at(runner.pool_address, runner.pool_bytes) == b"\x07" * runner.pool_bytes
+
+
+def test_every_layer_is_named_once_in_order() -> None:
+    runner = SimulatedRunner(SimulatedModel(num_layers=4), num_blocks=1)
+    heard: list[tuple[int, int]] = []
+    batch = StepBatch([ScheduledSequence([1, 2], 0, [0], None, 0)])
+    assert runner.run(batch, lambda first, count: heard.append((first, count))) == []
+    assert heard == [(0, 1), (1, 1), (2, 1), (3, 1)]
+
+
+def test_no_step_ends_before_its_time_and_a_model_without_time_never_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prefill = StepBatch([ScheduledSequence([1] * 10, 0, [0], None, 0)])
+    timed = SimulatedRunner(SimulatedModel(step_s=0.002, prefill_token_s=0.001), num_blocks=1)
+    began_s = time.monotonic()
+    timed.run(prefill, None)
+    assert time.monotonic() - began_s >= 0.012
+
+    def forbidden(_: float) -> None:
+        raise AssertionError("slept")
+
+    monkeypatch.setattr("workers.engine.simulated_runner.time.sleep", forbidden)
+    SimulatedRunner(SimulatedModel(), num_blocks=1).run(prefill, lambda _first, _count: None)
+
+
+def test_waking_late_is_taken_off_the_next_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+
+    def oversleep(wait_s: float) -> None:
+        nonlocal now_s
+        now_s += wait_s + 0.0005
+
+    monkeypatch.setattr("workers.engine.simulated_runner.time.sleep", oversleep)
+    monkeypatch.setattr("workers.engine.simulated_runner.time.monotonic", lambda: now_s)
+    runner = SimulatedRunner(SimulatedModel(step_s=0.003), num_blocks=1)
+    for _ in range(1000):
+        runner.run(StepBatch([]), None)
+    assert now_s - 100.0 == pytest.approx(3.0, abs=0.001)
+
+
+def test_rates_are_nothing_until_measured_then_follow_the_steps() -> None:
+    rates = Rates()
+    assert (rates.prefill_rate, rates.decode_step_s) == (0.0, 0.0)
+    rates.note_step(200, 0.1)
+    assert rates.prefill_rate == pytest.approx(2000)
+    assert rates.decode_step_s == 0.0
+    for _ in range(100):
+        rates.note_step(0, 0.02)
+        rates.note_step(100, 0.2)
+    assert rates.decode_step_s == pytest.approx(0.02)
+    assert rates.prefill_rate == pytest.approx(500, rel=0.01)
