@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from frontend.settings import FrontendSettings
 from frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from proto.cards import ModelCard
 from proto.names import new_id
+from services.admin import AdminSettings
 from services.bus import BusSettings
 from services.directory import DirectorySettings
 from services.mesh_settings import MeshSettings
@@ -40,6 +42,7 @@ class Served:
     http: httpx.AsyncClient
     openai: AsyncOpenAI
     tokenizer: TextTokenizer
+    admin_url: str
     shutdown: asyncio.Event
     life: asyncio.Task[None]
 
@@ -69,13 +72,17 @@ def serve(nats_server: Server, etcd_server: Server, namespace: str, tokenizer_js
     """`async with serve({"w0": Script(...)}) as served:` a frontend on a mesh of scripted workers."""
 
     @asynccontextmanager
-    async def serve(scripts: dict[str, Script], **settings: Any) -> AsyncIterator[Served]:
+    async def serve(
+        scripts: dict[str, Script], nats: Server = nats_server, **settings: Any
+    ) -> AsyncIterator[Served]:
         files = [tokenizer_json, CHAT_TEMPLATE.encode()]
         digests = [hashlib.sha256(data).hexdigest() for data in files]
         card = ModelCard(MODEL, KV, text_files(*digests), CONTEXT_TOKENS, 512, [2, 0])
+        admin_port = find_free_port()
         chosen = FrontendSettings(
+            admin=AdminSettings(port=admin_port),
             mesh=MeshSettings(ns=namespace, beat_s=0.2, lost_after_s=1.0, drain_limit_s=5.0),
-            bus=BusSettings(url=nats_server.url),
+            bus=BusSettings(url=nats.url),
             directory=DirectorySettings(endpoints=[etcd_server.url]),
             objects=ObjectSettings(storage="memory", max_bytes=8 * 2**20),
             port=0,
@@ -83,7 +90,7 @@ def serve(nats_server: Server, etcd_server: Server, namespace: str, tokenizer_js
         )
         shutdown, opened = asyncio.Event(), asyncio.get_running_loop().create_future()
         async with (
-            scripted_mesh(nats_server, etcd_server, namespace, card, files, scripts) as mesh,
+            scripted_mesh(nats, etcd_server, namespace, card, files, scripts) as mesh,
             open_tasks() as tasks,
         ):
             life = tasks.create_task(
@@ -94,15 +101,24 @@ def serve(nats_server: Server, etcd_server: Server, namespace: str, tokenizer_js
                 httpx.AsyncClient(base_url=url, timeout=30) as http,
                 AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as openai,
             ):
-                served = Served(mesh, url, http, openai, load_tokenizer(tokenizer_json), shutdown, life)
+                admin_url = f"http://127.0.0.1:{admin_port}"
+                tokenizer = load_tokenizer(tokenizer_json)
+                served = Served(mesh, url, http, openai, tokenizer, admin_url, shutdown, life)
                 if scripts:
                     await served.ready()
                 try:
                     yield served
                 finally:
                     shutdown.set()
+                    await asyncio.wait({life}, timeout=10)  # in good order, also when the test has failed
 
     return serve
+
+
+def find_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def events(body: str) -> list[Any]:

@@ -6,14 +6,14 @@ request which tokens come, in which frames; faults are set on a worker before th
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from proto import keys, subjects
 from proto.cards import KvClass, ModelCard, TextFiles, WorkerCard
 from proto.codec import decode, encode
 from proto.control import CONTROL_REQUESTS, Acknowledge, Cancel, Done, Resend, Resent
-from proto.errors import Fault, InvalidRequest, KvmeshError, to_fault
+from proto.errors import Disconnected, Fault, InvalidRequest, KvmeshError, to_fault
 from proto.reports import LoadReport
 from proto.requests import Decision, GenerateRequest, Queued, Refused, Routed
 from proto.roles import Role, WorkerState
@@ -133,14 +133,16 @@ class ScriptedWorker:
         return self.script.end
 
     async def _send(self, request: GenerateRequest, frame: Frame) -> None:
-        step = StepFrames(self.name, "life-1", [frame])
-        await self.mesh.bus.publish(subjects.stream(self.mesh.ns, request.client), encode(step))
+        await self._publish(request.client, StepFrames(self.name, "life-1", [frame]))
 
     async def send_offsets(self) -> None:
         for (request_id, attempt), (request, tokens, end) in self.live.items():
             offset = LiveOffset(request_id, attempt, request.offset + len(tokens), end is not None)
-            message = LiveOffsets(self.name, "life-1", [offset])
-            await self.mesh.bus.publish(subjects.stream(self.mesh.ns, request.client), encode(message))
+            await self._publish(request.client, LiveOffsets(self.name, "life-1", [offset]))
+
+    async def _publish(self, client: str, message: StepFrames | LiveOffsets) -> None:
+        with suppress(Disconnected):  # lost, as a real one's would be
+            await self.mesh.bus.publish(subjects.stream(self.mesh.ns, client), encode(message))
 
 
 class ScriptedMesh:

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import uvloop
 
+from proto.errors import NoWorker
+from services.servers import Server
 from tests.frontend.conftest import MODEL, Serve, Served, events
 from tests.frontend.scripted_mesh import Script, ScriptedWorker
 
@@ -142,5 +145,46 @@ def test_a_draining_frontend_lets_its_streams_end_and_sends_new_work_elsewhere(s
         assert refused.headers["connection"] == "close"
         assert json.loads(refused.text)["error"]["code"] == "go_elsewhere"
         assert text == expected
+
+    uvloop.run(body())
+
+
+def test_a_restart_of_nats_costs_no_token(serve: Serve, make_nats: Callable[..., Server]) -> None:
+    async def body() -> None:
+        nats = make_nats()
+        async with serve({"w0": Script(lambda _: ANSWER, step_s=0.015)}, nats) as served:
+            expected = content((await served.chat(stream=True)).text)
+            reading = await begin(served)
+            nats.kill()
+            nats.restart()
+            text = content(await reading)
+        assert text == expected
+        assert len(served.mesh.routed) == 2
+
+    uvloop.run(body())
+
+
+async def scrape(served: Served) -> str:
+    return (await served.http.get(f"{served.admin_url}/metrics")).text
+
+
+def test_every_gauge_is_back_after_success_failure_and_leaving(serve: Serve) -> None:
+    async def body() -> None:
+        async with serve({"w0": Script(lambda _: ANSWER, step_s=0.01)}) as served:
+            await served.chat()
+            await served.chat(n=2)
+            leaving = await begin(served)
+            leaving.cancel()
+            served.mesh.refusal = NoWorker(model=MODEL)
+            await served.chat()
+            async with asyncio.timeout(5):
+                while 'reason="cancelled"' not in (scraped := await scrape(served)):
+                    pass
+            ready = await served.http.get(f"{served.admin_url}/readyz")
+        lines = scraped.splitlines()
+        assert "kvmesh_requests_running 0.0" in lines
+        for reason in ("stop", "cancelled", "no_worker"):
+            assert f'kvmesh_requests_total{{reason="{reason}"}} 1.0' in lines
+        assert ready.status_code == 200
 
     uvloop.run(body())

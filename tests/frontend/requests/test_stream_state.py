@@ -51,7 +51,7 @@ def streaming(tokens: list[int] | None = None) -> StreamState:
     return state
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(1, 25), st.integers(0, 25))
 def test_whatever_the_wire_does_the_tokens_are_exact_and_the_request_ends_once(
     data: st.DataObject, num_tokens: int, num_faults: int
