@@ -1,0 +1,141 @@
+"""A lender over a real engine of a simulated runner, whose steps are taken by hand, and three holders."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from proto import keys
+from proto.cards import AgentCard, RankAgent
+from proto.codec import encode
+from proto.control import AskGrant
+from proto.jobs import PrefillJob
+from proto.tokens import pack_tokens
+from services.directory import DirectorySettings, open_directory
+from services.servers import Server
+from tests.services.waiting import wait_for
+from tests.workers.transfer.pools import MemoryPool
+from workers.engine.engine import Engine
+from workers.engine.engine_settings import EngineSettings
+from workers.engine.runner import SampleParams
+from workers.engine.sequence import SequenceKind, SequenceSpec
+from workers.engine.simulated_runner import SimulatedModel, SimulatedRunner
+from workers.engine.step import StepOutput
+from workers.roles.lender import Lender
+from workers.roles.owned_job import OwnedJob
+from workers.roles.proof import own_identity
+from workers.transfer.nixl_transport import NixlTransport
+from workers.transfer.peers import Peers
+from workers.transfer.transfer_thread import TransferThread
+
+HOLDERS = ("ann", "ben", "cid")
+NUM_BLOCKS = 24
+BLOCK_SIZE = 4
+LENT_SHARE = 0.5
+SALT = b"salt"
+
+
+class Listener:
+    """Hears the engine: how each sequence has ended."""
+
+    def __init__(self) -> None:
+        self.ended: dict[str, str] = {}
+
+    def on_step(self, output: StepOutput) -> None:
+        for event in output.events:
+            if event.finish is not None:
+                self.ended[event.sequence] = event.finish
+
+    def on_layers(
+        self, sequence: str, start: int, end: int, blocks: list[int], *, first_layer: int, num_layers: int
+    ) -> None:
+        raise AssertionError("there is no PREFILL here")
+
+
+class Lending:
+    """One owner: its engine, its lender, and the jobs it has offered."""
+
+    def __init__(self, peers: Peers, transfers: TransferThread) -> None:
+        self.listener = Listener()
+        settings = EngineSettings(
+            num_blocks=NUM_BLOCKS,
+            context_tokens=64,
+            block_size=BLOCK_SIZE,
+            vocab_size=32_768,
+            step_tokens=16,
+            max_sequences=8,
+        )
+        self.engine = Engine(
+            SimulatedRunner(SimulatedModel(), NUM_BLOCKS, BLOCK_SIZE), settings, self.listener
+        )
+        self.lender = Lender(self.engine, peers, transfers, LENT_SHARE)
+
+    def offer(self, name: str, num_tokens: int = 13, first_token: int = 0) -> OwnedJob:
+        """A sequence that awaits its KV, and the job for it."""
+        tokens = list(range(first_token, first_token + num_tokens))
+        start = self.engine.add(self._spec(name, tokens), await_kv=True)
+        job = PrefillJob(name, name, "model", "owner", "one", pack_tokens(tokens[:-1]), 10.0)
+        owned = OwnedJob(job, name, start, num_tokens - 1)
+        self.lender.open_job(owned)
+        return owned
+
+    def fill_cache(self, num_tokens: int) -> None:
+        """Serve a sequence of the same first tokens as every `offer`."""
+        self.engine.add(self._spec("before", list(range(num_tokens))))
+        self.step_to_rest()
+
+    def step_to_rest(self) -> None:
+        while self.engine.step_once():
+            pass
+
+    @property
+    def num_set_aside(self) -> int:
+        return self.engine.load().set_aside_blocks
+
+    def check(self) -> None:
+        """Every block set aside is lent, and the share holds."""
+        assert self.num_set_aside == self.lender.num_lent_blocks
+        assert self.lender.num_lent_blocks <= LENT_SHARE * NUM_BLOCKS
+
+    def assert_at_rest(self) -> None:
+        load, holdings = self.engine.load(), self.lender.holdings()
+        assert load.free_blocks == load.total_blocks == holdings.free_blocks
+        assert load.num_awaiting == load.num_waiting == load.num_running == 0
+        assert not (holdings.granted or holdings.quarantined or holdings.pinned)
+
+    def _spec(self, name: str, tokens: list[int]) -> SequenceSpec:
+        return SequenceSpec(
+            sequence=name,
+            kind=SequenceKind.GENERATE,
+            tokens=tokens,
+            num_prompt=len(tokens),
+            sample=SampleParams(),
+            max_tokens=2,
+            stop_tokens=frozenset(),
+            salt=SALT,
+        )
+
+
+def ask_of(owned: OwnedJob, holder: str = "ann") -> AskGrant:
+    return AskGrant(owned.job.job, holder, f"life of {holder}")
+
+
+@asynccontextmanager
+async def open_peers(etcd: Server, ns: str) -> AsyncIterator[tuple[Peers, TransferThread]]:
+    """Peers that know the holders from a directory, over a real agent."""
+    pool = MemoryPool()
+    transfers = TransferThread(
+        NixlTransport(f"owner.{ns}", pool.layout), lambda landing: None, lambda transfer, took_s: None
+    )
+    async with transfers.running() as rank, open_directory(DirectorySettings([etcd.url])) as directory:
+        peers = Peers(rank, "owner", transfers)
+        for holder in HOLDERS:
+            await directory.own(keys.agent(ns, holder), encode(_card(holder, rank)))
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(peers.follow(directory, ns))
+            await wait_for(lambda: all(peers.card(each, f"life of {each}") for each in HOLDERS))
+            following.cancel()
+        yield peers, transfers
+
+
+def _card(holder: str, rank: RankAgent) -> AgentCard:
+    return AgentCard(holder, f"life of {holder}", own_identity(), [rank])

@@ -1,0 +1,1 @@
+"""NIXL between real processes: the tests hold one pool, `peer_process` another."""

@@ -1,0 +1,141 @@
+"""This process's side of a transfer: a pool, the thread, and a child process to write to and read from."""
+
+import asyncio
+import multiprocessing
+import queue
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from proto.cards import AgentCard, ProcessIdentity, RankAgent
+from proto.errors import KvmeshError
+from proto.layout import BlockPair, LayerRange, plan_copies
+from proto.names import new_id
+from tests.workers.forked import ForkedProcess
+from tests.workers.transfer.peer_process import Heard, PoolOrder, run_peer
+from tests.workers.transfer.pools import NUM_LAYERS, MemoryPool
+from workers.transfer.nixl_transport import NixlTransport, Operation
+from workers.transfer.outcome import Outcome
+from workers.transfer.peers import Peer
+from workers.transfer.transfer_thread import Transfer, TransferThread
+
+ALL_LAYERS = LayerRange(0, NUM_LAYERS)
+LIMIT_S = 20.0
+
+
+class PeerProcess:
+    """The child, as one of our peers."""
+
+    def __init__(self, name: str, num_blocks: int, num_heads: int, environ: dict[str, str]) -> None:
+        self.name = name
+        self._link, theirs = multiprocessing.Pipe()
+        agent = f"{name}.{new_id()}"
+        self.process = ForkedProcess(name, run_peer, theirs, agent, num_blocks, num_heads, environ)
+        theirs.close()
+        self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        rank = msgspec.msgpack.decode(self._next(), type=RankAgent)
+        identity = ProcessIdentity("boot", "pid:[1]", self.process.pid, 1)
+        self.peer = Peer(AgentCard(name, new_id(), identity, [rank]))
+
+    def fill(self, block: int, value: int) -> None:
+        self._ask(PoolOrder("fill", block, value))
+
+    def clear(self, block: int) -> None:
+        self._ask(PoolOrder("clear", block))
+
+    def layers(self, block: int) -> list[int]:
+        return self._ask(PoolOrder("show", block))
+
+    def hear(self) -> Heard:
+        """The next landing."""
+        if self._heard.empty():
+            heard = self._recv()
+            assert isinstance(heard, Heard)
+            return heard
+        return self._heard.get()
+
+    def close(self) -> None:
+        self.process.close()
+        self._link.close()
+
+    def _ask(self, order: PoolOrder) -> list[int]:
+        self._link.send(order)
+        layers: list[int] = self._next()
+        return layers
+
+    def _next(self) -> Any:
+        while isinstance(said := self._recv(), Heard):
+            self._heard.put(said)
+        return said
+
+    def _recv(self) -> Any:
+        assert self._link.poll(LIMIT_S), f"{self.name} says nothing"
+        return self._link.recv()
+
+
+class Scene:
+    """Our own pool and thread. `moved` has what was reported as done."""
+
+    def __init__(self, pool: MemoryPool, stack: AsyncExitStack) -> None:
+        self.pool = pool
+        self.moved: list[tuple[Operation, int]] = []
+        self.transfers = TransferThread(
+            NixlTransport(f"test.{new_id()}", pool.layout),
+            lambda landing: None,
+            lambda transfer, took_s: self.moved.append((transfer.operation, transfer.num_bytes)),
+        )
+        self._stack = stack
+
+    async def start_peer(
+        self, name: str = "peer", num_blocks: int = 8, num_heads: int = 2, ucx_tls: str = ""
+    ) -> PeerProcess:
+        """A child that has been met. `ucx_tls`: its transports, where not all."""
+        environ = {"UCX_TLS": ucx_tls} if ucx_tls else {}
+        child = PeerProcess(name, num_blocks, num_heads, environ)
+        self._stack.callback(child.close)
+        met = Outcome(asyncio.get_running_loop())
+        rank = child.peer.rank
+        self.transfers.add_peer(rank.agent, rank.metadata, met.settle)
+        assert await met.wait() is None
+        return child
+
+    async def move(
+        self,
+        operation: Operation,
+        child: PeerProcess,
+        pairs: list[tuple[int, int]],
+        layers: LayerRange = ALL_LAYERS,
+    ) -> KvmeshError | None:
+        """Moves blocks (source, target); what went wrong, if anything."""
+        return await self.submit(operation, child, pairs, layers).wait()
+
+    def submit(
+        self,
+        operation: Operation,
+        child: PeerProcess,
+        pairs: list[tuple[int, int]],
+        layers: LayerRange = ALL_LAYERS,
+    ) -> Outcome:
+        ours, theirs = self.pool.layout, child.peer.rank.pool
+        source, target = (ours, theirs) if operation == "WRITE" else (theirs, ours)
+        copies = plan_copies(source, target, [BlockPair(*pair) for pair in pairs], layers)
+        over = Outcome(asyncio.get_running_loop())
+
+        def on_refused() -> None:
+            raise AssertionError("nothing refuses this")
+
+        agent = child.peer.rank.agent
+        self.transfers.submit(
+            Transfer(operation, agent, copies, "cpu", lambda: True, on_refused, over.settle)
+        )
+        return over
+
+
+@asynccontextmanager
+async def open_scene(num_blocks: int = 8, num_heads: int = 2) -> AsyncIterator[Scene]:
+    async with AsyncExitStack() as stack:
+        scene = Scene(MemoryPool(num_blocks, num_heads), stack)
+        async with scene.transfers.running():
+            yield scene
