@@ -90,7 +90,7 @@ class Lender:
         owned.note_grant(
             self.grants.add(granted, owned.sequence, ask.holder, ask.holder_incarnation, card.process)
         )
-        self._transfers.expect(len(self.grants))
+        self._tell_leaves()
         return granted
 
     def can_lend(self, num_tokens: int) -> bool:
@@ -129,7 +129,7 @@ class Lender:
 
     def _take(self, grant_id: str) -> Grant | None:
         grant = self.grants.take(grant_id)
-        self._transfers.expect(len(self.grants))
+        self._tell_leaves()
         return grant
 
     def pin(self, ask: Pin) -> Pinned:
@@ -144,6 +144,7 @@ class Lender:
             return Pinned("", [])
         pin = new_id()
         self.pins.add(pin, ask.reader, blocks, min(ask.ttl_s, MAX_PIN_S))
+        self._tell_leaves()
         return Pinned(pin, blocks)
 
     def unpin(self, pin: str) -> Unpinned:
@@ -151,12 +152,18 @@ class Lender:
         if held is None:
             return Unpinned(False)
         self._engine.unpin(held.blocks)
+        self._tell_leaves()
         return Unpinned(True)
 
     def expire_pins(self) -> None:
         for held in self.pins.take_expired():
             log.warning("a pin ended before its reader let go", extra={"reader": held.reader})
             self._engine.unpin(held.blocks)
+        self._tell_leaves()
+
+    def _tell_leaves(self) -> None:
+        """While anybody has leave to touch blocks here, the transfer thread looks often."""
+        self._transfers.expect(len(self.grants) + len(self.pins.all()))
 
     def holdings(self) -> Holdings:
         load = self._engine.load()

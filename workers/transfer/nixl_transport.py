@@ -58,7 +58,10 @@ class NixlTransport:
             InternalFault: the library refuses the memory or the backend.
         """
         try:
-            self._agent = nixl_agent(self._name, nixl_agent_config(backends=["UCX"]))
+            # Its progress thread never sleeps and would take a core from the engine; the looks of the
+            # transfer thread drive the agent instead.
+            config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+            self._agent = nixl_agent(self._name, config)
             region = [(self._pool.address, self._pool.pool_bytes, device_number(self._pool.device), "")]
             self._registered = self._agent.register_memory(region, memory_kind(self._pool.device))
             return RankAgent(self._name, self._agent.get_agent_metadata(), self._pool)
@@ -141,7 +144,7 @@ class NixlTransport:
             raise PeerGone(peer=agent, reason=str(error)) from error
 
     def take_notices(self) -> list[bytes]:
-        """The notices that have come since the last call, of all peers."""
+        """The notices that have come since the last call, of all peers. Also drives what moves."""
         return [notice for notices in self._agent.get_new_notifs().values() for notice in notices]
 
     def _descriptors(self, table: "np.ndarray[Any, Any]", column: int, device: str) -> Any:

@@ -5,8 +5,9 @@
  event loop ─────┼─► orders (bounded by who submits) ─► thread ─► NIXL
 ```
 
-Idle, it sleeps on its queue. While a transfer moves or a landing is expected it looks each `POLL_S`: NIXL
-has nothing to wait on, and a look costs about a microsecond.
+NIXL has nothing to wait on, and moves only while it is looked at. A look costs about a microsecond: there
+is one each `POLL_S` while a transfer moves, a peer may touch this memory, or something was done just now, and
+one each `IDLE_LOOK_S` otherwise, so that peers can say hello and goodbye.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ from proto.layout import Copy
 from workers.transfer.nixl_transport import NixlTransport, Operation, TransferState
 
 POLL_S = 0.0005
+IDLE_LOOK_S = 0.05
+LINGER_S = 0.1
 CLOSE_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -91,6 +94,7 @@ class TransferThread:
         self._moving: list[_Moving] = []
         self._leaving: set[str] = set()
         self._expected = 0
+        self._busy_until_s = 0.0
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
         self._opened: Future[RankAgent] = Future()
@@ -138,9 +142,9 @@ class TransferThread:
         """Forget a peer, gone or not, once nothing moves to or from it."""
         self._put(_Order(lambda: self._leaving.add(agent), lambda: None))
 
-    def expect(self, num_landings: int) -> None:
-        """Set how many landings may come; while any may, notices are looked for."""
-        self._put(_Order(lambda: self._set_expected(num_landings), lambda: None))
+    def expect(self, num_leaves: int) -> None:
+        """Set how many grants and pins are out; while any is, peers may be at work on this memory."""
+        self._put(_Order(lambda: self._set_expected(num_leaves), lambda: None))
 
     def _put_call(self, call: Callable[[], None], agent: str, on_done: OnDone) -> None:
         def carry_out() -> None:
@@ -169,8 +173,8 @@ class TransferThread:
         except queue.Empty:
             return
 
-    def _set_expected(self, num_landings: int) -> None:
-        self._expected = num_landings
+    def _set_expected(self, num_leaves: int) -> None:
+        self._expected = num_leaves
 
     def _run(self) -> None:
         try:
@@ -202,15 +206,20 @@ class TransferThread:
 
     def _take_orders(self) -> bool:
         """Carry out what is queued, waiting for it if there is nothing else to do; False: the end."""
-        is_idle = not (self._moving or self._expected or self._leaving)
         try:
-            order = self._orders.get(timeout=None if is_idle else POLL_S)
+            order = self._orders.get(timeout=IDLE_LOOK_S if self._is_idle else POLL_S)
             while order is not None:
                 order.carry_out()
+                self._busy_until_s = time.monotonic() + LINGER_S
                 order = self._orders.get_nowait()
         except queue.Empty:
             return True
         return False
+
+    @property
+    def _is_idle(self) -> bool:
+        is_at_work = self._moving or self._expected or self._leaving
+        return not is_at_work and time.monotonic() >= self._busy_until_s
 
     def _post(self, transfer: Transfer) -> None:
         if not transfer.may_start():
@@ -244,8 +253,6 @@ class TransferThread:
         return True
 
     def _hear_notices(self) -> None:
-        if not self._expected:
-            return
         for notice in self._transport.take_notices():
             try:
                 self._on_landing(decode(notice, Landing))
