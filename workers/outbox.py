@@ -8,6 +8,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -116,13 +117,14 @@ class Outbox:
         """Send what is posted, and each second how far every stream is. For ever."""
         next_s = time.monotonic() + OFFSETS_S
         while True:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, next_s - time.monotonic())):
                     await self._filled.wait()
-            except TimeoutError:
+            if time.monotonic() < next_s:
+                await self.flush()
+            else:
                 next_s = time.monotonic() + OFFSETS_S
-                await self._send_offsets()
-            await self.flush()
+                await self._flush_with_offsets()
 
     async def flush(self) -> None:
         """Send what is posted. What the bus does not take is healed by a resend."""
@@ -144,14 +146,20 @@ class Outbox:
         self._pending[stream.client].append(frame)
         self._filled.set()
 
-    async def _send_offsets(self) -> None:
+    async def _flush_with_offsets(self) -> None:
+        """The offsets are those that the frames before them lead to, whatever is posted meanwhile."""
         self._forget_old()
+        offsets = self._offsets_by_client()
+        await self.flush()
+        for client, of_client in offsets.items():
+            await self._send(client, self._offsets, of_client)
+
+    def _offsets_by_client(self) -> dict[str, list[LiveOffset]]:
         by_client: dict[str, list[LiveOffset]] = defaultdict(list)
         for stream in self._all():
             offset = LiveOffset(stream.request, stream.attempt, stream.offset, stream.end is not None)
             by_client[stream.client].append(offset)
-        for client, offsets in by_client.items():
-            await self._send(client, self._offsets, offsets)
+        return by_client
 
     def _forget_old(self) -> None:
         before_s = time.monotonic() - self._keep_s
