@@ -46,7 +46,7 @@ check: setup ## ruff, mypy --strict, import-linter
 	@$(BIN)/lint-imports --no-cache
 
 bench: setup ## every benchmark; each ends in one line of JSON
-	@for script in tests/perf/[a-z]*.py; do \
+	@for script in $$(grep -l __main__ tests/perf/*.py); do \
 	  name=$$(basename $$script .py); echo "==> $$name"; $(BIN)/python -m tests.perf.$$name || exit 1; done
 
 clean: ## remove the environment, state and caches (the model cache stays)

@@ -69,7 +69,7 @@ class Generation:
             KvmeshError: a choice has failed.
         """
         while True:
-            pieces = [piece for choice in self._choices if (piece := choice.try_take()) is not None]
+            pieces = [piece for choice in self._choices for piece in choice.take()]
             if pieces or all(choice.finish is not None for choice in self._choices):
                 return pieces
             await self._waker.wait()

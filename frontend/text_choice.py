@@ -89,46 +89,46 @@ class TextChoice:
             total_s=round(self._last_s - self._arrived_s, 6) if self._last_s else 0.0,
         )
 
-    def try_take(self) -> Piece | None:
-        """What has come since the last time; None for nothing, and after the finish.
+    def take(self) -> list[Piece]:
+        """What has come since the last time, a piece for each token that shows; none after the finish.
 
         Raises:
             KvmeshError: the request has failed, and its text has been taken.
         """
         if self.finish is not None:
-            return None
+            return []
         state = self._live.state
         new = state.tokens[self.num_out :]
         if not new and state.outcome is None:
-            return None
+            return []
         if not new and isinstance(state.outcome, KvmeshError):
             raise state.outcome
         if new:
             self._measure(len(new))
-        text = self._take_text(new)
+        pieces = [Piece(self.index, text) for text in self._take_texts(new) if text]
         if self.finish is None and isinstance(state.outcome, End):
-            text += self._end_text()
-            if self.finish is None:
-                self.finish = state.outcome.finish
+            if rest := self._end_text():
+                pieces.append(Piece(self.index, rest))
+            self.finish = self.finish or state.outcome.finish
         if self.finish is not None:
             self._hub.finish(self._live)
-        return Piece(self.index, text, self.finish)
+            pieces.append(Piece(self.index, "", self.finish))
+        return pieces
 
     def close(self) -> None:
         self._hub.finish(self._live)
 
-    def _take_text(self, new: list[int]) -> str:
-        if self._stops is None:
-            self.num_out += len(new)
-            return self._detokenizer.push([token for token in new if token not in self._stop_tokens])
-        shown = ""
-        for token in new:  # one by one, so that what is counted does not depend on the frames
+    def _take_texts(self, new: list[int]) -> list[str]:
+        """The text of each token, one by one: neither events nor counts depend on how frames were cut."""
+        texts = []
+        for token in new:
             self.num_out += 1
             if token not in self._stop_tokens:
-                shown += self._cut(self._detokenizer.push((token,)))
+                text = self._detokenizer.push((token,))
+                texts.append(text if self._stops is None else self._cut(text))
             if self.finish is not None:
                 break
-        return shown
+        return texts
 
     def _end_text(self) -> str:
         rest = self._detokenizer.flush()

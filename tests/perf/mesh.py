@@ -1,0 +1,84 @@
+"""What the mesh costs around an engine that costs nothing: latency alone, throughput at 32 and 256 streams.
+
+Run: `python -m tests.perf.mesh`. The simulated engine takes no time; 200 tokens in, 64 out, distinct prompts,
+every token its own event. CPU time is read from /proc for each kind of process.
+"""
+
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import psutil
+import uvloop
+
+from services.models.folder import resolve_model
+from tests.mesh.running_mesh import RunningMesh, run_mesh
+from tests.perf.sse_load import Load, Reading, run_load
+
+NUM_WORDS = 170  # with the chat template about 200 tokens of the default model
+NUM_TOKENS = 64
+ALONE = 100
+STREAMS = {"32": 1500, "256": 2500}
+ENGINE = {
+    "KVMESH_SIMULATED_FIRST_TOKEN": "34",  # letters and digits: every token shows at once
+    "KVMESH_SIMULATED_NUM_TOKENS": "60",
+    "KVMESH_WORKER_MAX_SEQUENCES": "200",
+    "KVMESH_WORKER_STEP_TOKENS": "2048",
+    "KVMESH_WORKER_NUM_BLOCKS": "16384",
+}
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def cpu_s(mesh: RunningMesh) -> dict[str, float]:
+    """Seconds of CPU so far, by kind of process."""
+    spent: dict[str, float] = {}
+    for child in mesh.file.processes:
+        times = psutil.Process(child.pid).cpu_times()
+        spent[child.kind] = spent.get(child.kind, 0.0) + times.user + times.system
+    return spent
+
+
+def summary(readings: list[Reading], spent: dict[str, float]) -> dict[str, object]:
+    wall_s = max(r.ended_s for r in readings) - min(r.began_s for r in readings)
+    num_tokens = sum(r.events for r in readings)
+    gaps = [late - early for r in readings for early, late in zip(r.at_s, r.at_s[1:], strict=False)]
+    return {
+        "requests_per_s": round(len(readings) / wall_s, 1),
+        "tokens_per_s": round(num_tokens / wall_s),
+        "itl_ms_p99": round(percentile(gaps, 0.99) * 1e3, 2),
+        "tokens_per_write": round(num_tokens / sum(r.writes for r in readings), 2),
+        "ttft_ms_p50": round(statistics.median(r.first_s - r.began_s for r in readings) * 1e3, 2),
+        "answer_ms_p50": round(statistics.median(r.ended_s - r.began_s for r in readings) * 1e3, 2),
+        "cpu_us_per_token": {kind: round(cpu / num_tokens * 1e6, 1) for kind, cpu in spent.items()},
+    }
+
+
+def measure(mesh: RunningMesh, num_streams: int, num_requests: int, seed: int) -> dict[str, object]:
+    load = Load(mesh.url, mesh.models()[0], NUM_WORDS, NUM_TOKENS, seed)
+    before = cpu_s(mesh)
+    readings = uvloop.run(run_load(load, num_streams, num_requests))
+    after = cpu_s(mesh)
+    found = summary(readings, {kind: after[kind] - before[kind] for kind in after})
+    print(f"{num_streams} streams: {json.dumps(found)}", flush=True)
+    return found
+
+
+def main() -> None:
+    model = str(resolve_model("smollm2-135m").path)
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ("--engine", "simulated", "--prefill", "0")
+        with run_mesh(Path(folder), model, *flags, environ=ENGINE) as mesh:
+            measure(mesh, 8, 100, 0)  # warm up
+            alone = measure(mesh, 1, ALONE, 1)
+            crowds = {name: measure(mesh, int(name), num, 2) for name, num in STREAMS.items()}
+    keys = ("requests_per_s", "tokens_per_s", "itl_ms_p99", "tokens_per_write", "cpu_us_per_token")
+    line = {key: alone[key] for key in ("ttft_ms_p50", "answer_ms_p50")}
+    print(json.dumps(line | {key: {name: found[key] for name, found in crowds.items()} for key in keys}))
+
+
+if __name__ == "__main__":
+    main()
