@@ -20,6 +20,7 @@ from proto.names import new_id
 from proto.requests import MAX_SEED, GenerateRequest, Sampling, Stopping
 from proto.tokens import pack_tokens
 from services.metrics import FrontendMetrics
+from services.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -111,9 +112,11 @@ class Generator:
         hub: StreamHub,
         request_limit_s: float,
         tokenize_limit_s: float,
+        tracing: Tracing,
         metrics: FrontendMetrics,
     ) -> None:
         self.metrics = metrics
+        self._tracing = tracing
         self._client = client
         self._models = models
         self._pool = pool
@@ -157,13 +160,14 @@ class Generator:
         outcome = "cancelled"
         self._count_open(1)
         try:
-            generation = await self._begin(plan, arrived_s)
-            try:
-                yield generation
-                outcome = generation.outcome
-            finally:
-                self._count_cached(generation)
-                generation.close()
+            with self._tracing.span("request", model=plan.model):
+                generation = await self._begin(plan, arrived_s)
+                try:
+                    yield generation
+                    outcome = generation.outcome
+                finally:
+                    self._count_cached(generation)
+                    generation.close()
         except KvmeshError as error:
             outcome = error.code
             raise

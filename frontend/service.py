@@ -33,6 +33,7 @@ from services.logs import set_up_logs
 from services.metrics import FrontendMetrics, Metrics
 from services.objects import Objects
 from services.tasks import open_tasks
+from services.tracing import Tracing, open_tracing
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +64,9 @@ async def serve_frontend(
         open_bus(settings.bus, f"frontend-{frontend}") as bus,
         open_directory(settings.directory) as directory,
         watch_beats(bus, settings.mesh.ns, settings.beats, BEATS.decode) as liveness,
+        open_tracing(settings.tracing, "frontend", frontend) as tracing,
     ):
-        service = FrontendService(settings, frontend, bus, directory, liveness, metrics, health)
+        service = FrontendService(settings, frontend, bus, directory, liveness, tracing, metrics, health)
         await service.serve(shutdown, on_open)
 
 
@@ -78,6 +80,7 @@ class FrontendService:
         bus: Bus,
         directory: Directory,
         liveness: Liveness[AnyBeat],
+        tracing: Tracing,
         metrics: Metrics,
         health: Health,
     ) -> None:
@@ -86,6 +89,7 @@ class FrontendService:
         self._bus = bus
         self._directory = directory
         self._liveness = liveness
+        self._tracing = tracing
         self._health = health
         self._metrics = FrontendMetrics(metrics)
         self._is_leaving = False
@@ -107,6 +111,7 @@ class FrontendService:
                 self._frontend,
                 liveness=self._liveness,
                 rules=settings.hub_rules,
+                tracing=self._tracing,
                 metrics=self._metrics,
             ) as hub,
         ):
@@ -117,6 +122,7 @@ class FrontendService:
                 hub=hub,
                 request_limit_s=settings.request_limit_s,
                 tokenize_limit_s=settings.tokenize_limit_s,
+                tracing=self._tracing,
                 metrics=self._metrics,
             )
             await self._take_requests(generator, shutdown, on_open)

@@ -37,6 +37,7 @@ from services.bus import Bus, Delivery
 from services.liveness import Liveness
 from services.metrics import FrontendMetrics
 from services.tasks import open_tasks
+from services.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +82,14 @@ class StreamHub:
         bus: Bus,
         ns: str,
         rules: HubRules,
+        tracing: Tracing,
         metrics: FrontendMetrics,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._bus = bus
         self._ns = ns
         self._rules = rules
+        self._tracing = tracing
         self._metrics = metrics
         self._tasks = tasks
         self._line = ControlLine(bus, ns, tasks)
@@ -250,7 +253,9 @@ class StreamHub:
         limit_s = min(self._rules.route_s, request.deadline_s)
         try:
             payload = encode(request, self._bus.max_payload_bytes)
-            answer = await self._bus.request(subjects.route(self._ns, request.model), payload, limit_s)
+            headers = self._tracing.inject({})
+            subject = subjects.route(self._ns, request.model)
+            answer = await self._bus.request(subject, payload, limit_s, headers)
             reply = _read_reply(answer)
         except KvmeshError as error:
             self._apply(live, live.state.apply_route_failed(route.attempt, error, time.monotonic()))
@@ -295,6 +300,7 @@ async def open_stream_hub(
     *,
     liveness: Liveness[AnyBeat],
     rules: HubRules,
+    tracing: Tracing,
     metrics: FrontendMetrics,
 ) -> AsyncIterator[StreamHub]:
     """A hub that hears `client`'s stream subject for the time of the body.
@@ -305,7 +311,7 @@ async def open_stream_hub(
         Disconnected, DeadlineExceeded: as `Bus.subscribe`.
     """
     async with open_tasks() as tasks:
-        hub = StreamHub(bus, ns, rules, metrics, tasks)
+        hub = StreamHub(bus, ns, rules, tracing, metrics, tasks)
         liveness.on_change(hub.apply_liveness)
         liveness.on_beat(hub.apply_beat)
         subscription = await bus.subscribe(subjects.stream(ns, client), hub.take)
