@@ -1,6 +1,8 @@
 """The mesh: the runtime every process stands on, and the services with no folder of their own.
 
-Reading order: `settings`, `process`, `logs`, then the two outside worlds, `bus` (NATS) and `directory` (etcd:
-`lease`, `watch`, `etcd`), then what an operator sees, `metrics`, `admin`, and what starts it all, `child`,
-`servers`, `environment`, `launcher`, and the command line.
+Reading order: `settings`, `process`, `logs`; then the two outside worlds, `bus` (NATS: `bus_link` and
+`nats_connection` beneath it, `work_queue`, `taker` and `objects` upon it) and `directory` (etcd: `lease`,
+`watch`, `etcd`); `liveness` and `loop_watch` (who lives, ourselves among them); what an operator sees,
+`metrics`, `admin`, `tracing`, `status/`; and what starts it all, `models/`, `child`, `servers`, `environment`,
+`launcher/`, `entry`, `cli`.
 """
