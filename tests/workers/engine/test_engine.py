@@ -279,6 +279,17 @@ def test_landed_kv_is_decoded_from_and_cached_as_if_it_had_been_computed() -> No
     desk.assert_at_rest()
 
 
+def test_of_equals_the_one_whose_kv_has_landed_goes_first() -> None:
+    desk = Desk(small_settings(max_sequences=1))
+    desk.engine.add(spec_of("early", PROMPT))
+    desk.engine.add(spec_of("landed", LONG[:9]), await_kv=True)
+    blocks = desk.engine.set_aside("landed", 8)
+    desk.runner.fill(blocks, LONG[:8], 0)
+    desk.engine.land("landed", blocks, 8)
+    desk.step_to_rest()
+    assert list(desk.record.finishes) == ["landed", "early"]
+
+
 def test_kv_that_lands_within_a_block_is_not_mixed_with_what_is_cached_beyond_it() -> None:
     desk = Desk()
     spec = spec_of("a", LONG[:18])
