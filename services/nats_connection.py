@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as Channel
 
 from proto.errors import DeadlineExceeded, Disconnected, InvalidRequest, InvalidSetting
-from services.tasks import open_tasks
+from services.tasks import heed_cancellation, open_tasks
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,8 @@ class Connection:
         try:
             async with asyncio.timeout(timeout_s):
                 for _ in range(2):
-                    await self._client.rtt(timeout=_NEVER_S)
+                    with heed_cancellation():
+                        await self._client.rtt(timeout=_NEVER_S)
         except TimeoutError as error:
             raise DeadlineExceeded(what=f"a ping of {self._dial.peer}", limit_s=timeout_s) from error
         except (errors.Error, OSError) as error:
@@ -176,19 +177,20 @@ async def connect(dial: Dial) -> Connection:
         lost.set()
 
     try:
-        await client.connect(
-            list(dial.urls),
-            name=dial.name,
-            error_cb=on_error,
-            disconnected_cb=on_loss,
-            closed_cb=on_loss,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=0,
-            reconnect_to_server_handler=lambda servers, info: (None, _NEVER_S),
-            connect_timeout=dial.greeting_timeout_s,  # type: ignore[arg-type]
-            ping_interval=_NEVER_S,  # `services.bus_link` pings, so that one judge says what is lost
-            pending_size=2 * dial.max_unsent_bytes + 2**26,  # never reached: `publish` refuses before
-        )
+        with heed_cancellation():
+            await client.connect(
+                list(dial.urls),
+                name=dial.name,
+                error_cb=on_error,
+                disconnected_cb=on_loss,
+                closed_cb=on_loss,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                reconnect_to_server_handler=lambda servers, info: (None, _NEVER_S),
+                connect_timeout=dial.greeting_timeout_s,  # type: ignore[arg-type]
+                ping_interval=_NEVER_S,  # `services.bus_link` pings, so that one judge says what is lost
+                pending_size=2 * dial.max_unsent_bytes + 2**26,  # never reached: `publish` refuses before
+            )
     except errors.NoServersError as error:
         await _close_client(client)
         raise _refusal(dial, refusals) from error

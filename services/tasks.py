@@ -1,8 +1,8 @@
-"""A task group whose single error comes out as itself, so that callers can name what they expect."""
+"""Tasks that end as one expects: a single error comes out as itself, and a cancellation counts."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 
 @asynccontextmanager
@@ -24,3 +24,17 @@ def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+@contextmanager
+def heed_cancellation() -> Iterator[None]:
+    """A cancellation that comes during the body is raised at its end, even if what was awaited swallowed it.
+
+    `asyncio.wait_for` before Python 3.12 does, when the answer comes at the same moment: a loop that awaits a
+    library built on it could then not be ended. Source: CPython issue 86296.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    yield
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
