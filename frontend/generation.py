@@ -1,7 +1,6 @@
 """One call from prompts to text: templated, tokenised, checked, routed, read. Knows no HTTP and no JSON."""
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,8 +20,6 @@ from proto.requests import MAX_SEED, GenerateRequest, Sampling, Stopping
 from proto.tokens import pack_tokens
 from services.metrics import FrontendMetrics
 from services.tracing import Tracing
-
-log = logging.getLogger(__name__)
 
 Prompt = Chat | str | list[int]
 
@@ -140,12 +137,15 @@ class Generator:
         self._is_admitting = False
 
     async def wait_idle(self, limit_s: float) -> None:
-        """Returns when no call is open, or after `limit_s`."""
+        """
+        Raises:
+            DeadlineExceeded: calls are open still.
+        """
         try:
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()
-        except TimeoutError:
-            log.warning("calls are cut off at the end", extra={"num_open": self._num_open})
+        except TimeoutError as error:
+            raise DeadlineExceeded(what=f"the drain of {self._num_open} calls", limit_s=limit_s) from error
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator[Generation]:

@@ -74,11 +74,11 @@ class ModelDirectory:
 
         Raises:
             UnknownModel: no card, and no worker.
-            NoWorker: nobody serves it now.
+            NoWorker: nobody serves it now, or no model is known yet.
         """
         card = self._cards.get(name)
         if card is None:
-            raise UnknownModel(model=name)
+            raise UnknownModel(model=name) if self._cards else NoWorker(model=name)
         if not self._is_served(name):
             raise NoWorker(model=name)
         return card

@@ -10,18 +10,18 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from frontend.generation import Generator
 from frontend.http.app import BodyLimits, make_app
 from frontend.models import ModelDirectory
-from frontend.requests.stream_hub import open_stream_hub
+from frontend.requests.stream_hub import StreamHub, open_stream_hub
 from frontend.settings import FrontendSettings
 from frontend.text.tokenize_pool import open_tokenize_pool
 from proto import keys, subjects
 from proto.cards import Presence
 from proto.codec import encode
-from proto.errors import KvmeshError
+from proto.errors import DeadlineExceeded, GoElsewhere, KvmeshError
 from proto.names import new_id
 from proto.reports import BEATS, AnyBeat, Beat
 from services.admin import Health, open_admin
@@ -38,6 +38,8 @@ from services.tracing import Tracing, open_tracing
 _log = logging.getLogger(__name__)
 
 OnOpen = Callable[[str], None]
+
+CUT_OFF_S = 0.5  # for the last events of streams that are cut off
 
 
 async def run_frontend(settings: FrontendSettings, shutdown: asyncio.Event) -> None:
@@ -125,9 +127,11 @@ class FrontendService:
                 tracing=self._tracing,
                 metrics=self._metrics,
             )
-            await self._take_requests(generator, shutdown, on_open)
+            await self._take_requests(generator, hub, shutdown, on_open)
 
-    async def _take_requests(self, generator: Generator, shutdown: asyncio.Event, on_open: OnOpen) -> None:
+    async def _take_requests(
+        self, generator: Generator, hub: StreamHub, shutdown: asyncio.Event, on_open: OnOpen
+    ) -> None:
         """Registered once requests are taken; unregistered before any is refused."""
         settings = self._settings
         app = make_app(generator, self._models, BodyLimits(settings.body_limit_bytes, settings.body_limit_s))
@@ -136,8 +140,18 @@ class FrontendService:
             async with self._registered(address.url):
                 on_open(address.url)
                 await shutdown.wait()
-            generator.stop_admitting()
-            await generator.wait_idle(settings.mesh.drain_limit_s)
+            await self._drain(generator, hub)
+
+    async def _drain(self, generator: Generator, hub: StreamHub) -> None:
+        """Streams end by themselves, or at the limit with a typed error; then the port closes."""
+        generator.stop_admitting()
+        try:
+            await generator.wait_idle(self._settings.mesh.drain_limit_s)
+        except DeadlineExceeded as error:
+            _log.warning("%s", error)
+            hub.fail_all(GoElsewhere(worker=self._frontend, reason="this frontend is ending"))
+            with suppress(DeadlineExceeded):
+                await generator.wait_idle(CUT_OFF_S)
 
     def _show_health(self, generator: Generator) -> None:
         require = self._health.require_to_be_ready

@@ -2,10 +2,12 @@
 
 import asyncio
 import functools
+import logging
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
@@ -20,7 +22,7 @@ from services.settings_flags import with_flags
 from services.status.status_settings import StatusSettings
 
 _TEXTS = {
-    "frontend": "Run one frontend: text in and out, over HTTP and NATS.",
+    "frontend": "Run one frontend: text in and out, over HTTP.",
     "router": "Run one router: which worker, and why.",
     "worker": "Run one worker: an engine that prefills or decodes.",
 }
@@ -114,9 +116,17 @@ def _add_process(entry: ProcessEntry) -> None:
     @with_flags(entry.settings, entry.section)
     def run(settings: Any) -> None:
         limit_s = settings.mesh.drain_limit_s
-        raise typer.Exit(run_process(lambda shutdown: entry.run(settings, shutdown), drain_limit_s=limit_s))
+        _end_now(run_process(lambda shutdown: entry.run(settings, shutdown), drain_limit_s=limit_s))
 
     app.command(entry.kind, help=_TEXTS[entry.kind])(run)
+
+
+def _end_now(code: int) -> NoReturn:
+    """Everything is closed; what the interpreter would do yet, freeing torch and the pool, takes seconds."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main() -> None:

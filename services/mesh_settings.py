@@ -27,7 +27,11 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, msgspec.Meta(description="seconds without a sign of life after which a process is lost", gt=0)
     ] = 3.0
     drain_limit_s: Annotated[
-        float, msgspec.Meta(description="seconds that an ending process gives the work it has", ge=0)
+        float,
+        msgspec.Meta(
+            description="seconds that an ending process gives the work it has; under `kvmesh up` at most 1",
+            ge=0,
+        ),
     ] = 30.0
 
     def __post_init__(self) -> None:

@@ -145,6 +145,17 @@ class Connection:
             raise DeadlineExceeded(what=f"a ping of {self._dial.peer}", limit_s=timeout_s) from error
         except (errors.Error, OSError) as error:
             raise Disconnected(peer=self._dial.peer) from error
+        finally:
+            self._keep_places()
+
+    def _keep_places(self) -> None:
+        """A fresh future stands in for each ping that nobody waits for any more.
+
+        The client gives a connection up whose late pong meets a cancelled one (nats-py 2.16).
+        """
+        loop = asyncio.get_running_loop()
+        pongs = self._client._pongs
+        pongs[:] = [loop.create_future() if pong.cancelled() else pong for pong in pongs]
 
     async def close(self) -> None:
         """Ends the connection; bounded, also when the peer is frozen with our bytes unread."""

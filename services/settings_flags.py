@@ -46,7 +46,7 @@ def _config_parameter() -> inspect.Parameter:
 def _parameter(setting: Setting) -> inspect.Parameter:
     declared = f"{setting.flag}/--no-{setting.flag[2:]}" if plain_type(setting.type) is bool else setting.flag
     option = typer.Option(
-        declared, help=_help(setting), show_default=False, rich_help_panel=f"[{setting.table}]"
+        declared, help=_help(setting), show_default=False, rich_help_panel=f"settings of {setting.table}"
     )
     return inspect.Parameter(
         setting.parameter,

@@ -70,7 +70,7 @@ class EventPublisher:
         try:
             await self._bus.publish(self._subject, encode(message))
         except KvmeshError as error:
-            log.info("events were not published", extra={"reason": str(error)})
+            log.debug("events were not published", extra={"reason": str(error)})
 
     def snapshot(self, page: int, number: int) -> SnapshotPage:
         """A page of the mirror as it was after event `number`; page 0 takes it anew.

@@ -188,4 +188,4 @@ class Outbox:
             await self._send(client, message, items[:half])
             await self._send(client, message, items[half:])
         except KvmeshError as error:
-            log.info("frames were not sent", extra={"client": client, "reason": str(error)})
+            log.debug("frames were not sent", extra={"client": client, "reason": str(error)})

@@ -65,7 +65,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_jobs: Annotated[int, Meta(ge=1, description="prefill jobs in hand at once")] = 4
     max_lent_share: Annotated[
         float, Meta(gt=0, le=1, description="share of the pool that may be granted or in quarantine")
-    ] = 0.5
+    ] = 0.75
     max_quarantine_s: Annotated[
         float, Meta(gt=0, description="seconds in quarantine after which this worker starts anew")
     ] = 600.0

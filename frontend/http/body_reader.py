@@ -6,26 +6,33 @@ from starlette.requests import ClientDisconnect, Request
 
 from proto.errors import DeadlineExceeded, PayloadTooLarge
 
+_SPILL_BYTES = 64 * 2**20
+
 
 async def read_body(request: Request, limit_bytes: int, limit_s: float) -> bytes:
     """
     Raises:
-        PayloadTooLarge: more than `limit_bytes`; known before the rest is read.
+        PayloadTooLarge: more than `limit_bytes`. Some of the rest is read and dropped: a connection that
+            is closed with bytes unread is reset, and the answer lost with it.
         DeadlineExceeded: the client is too slow.
         ClientDisconnect: it left.
     """
-    claimed = request.headers.get("content-length", "")
-    if claimed.isdecimal() and int(claimed) > limit_bytes:
-        raise PayloadTooLarge(num_bytes=int(claimed), limit_bytes=limit_bytes)
     body = bytearray()
+    num_bytes = 0
     try:
         async with asyncio.timeout(limit_s):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit_bytes:
-                    raise PayloadTooLarge(num_bytes=len(body), limit_bytes=limit_bytes)
+                num_bytes += len(chunk)
+                if num_bytes <= limit_bytes:
+                    body += chunk
+                elif num_bytes > limit_bytes + _SPILL_BYTES:
+                    break
     except TimeoutError as error:
         raise DeadlineExceeded(what="the body of the request", limit_s=limit_s) from error
+    if num_bytes > limit_bytes:
+        claimed = request.headers.get("content-length", "")
+        claimed_bytes = int(claimed) if claimed.isdecimal() else 0
+        raise PayloadTooLarge(num_bytes=max(num_bytes, claimed_bytes), limit_bytes=limit_bytes)
     return bytes(body)
 
 

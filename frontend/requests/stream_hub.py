@@ -127,6 +127,11 @@ class StreamHub:
         if self._live.pop(live.request.request, None) is not None:
             self._perform(live, live.state.cancel())
 
+    def fail_all(self, error: KvmeshError) -> None:
+        """Ends every live request with `error`, which its reader finds after the text so far."""
+        for live in list(self._live.values()):
+            self._apply(live, live.state.fail(error))
+
     def finish_all(self) -> None:
         for live in list(self._live.values()):
             self.finish(live)

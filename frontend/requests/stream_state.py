@@ -242,6 +242,10 @@ class StreamState:
         """The client is gone, or has all that it wants. The outcome, if there is none yet: cancelled."""
         return () if self.outcome is not None else self._give_up(End(finish="cancelled"))
 
+    def fail(self, error: KvmeshError) -> Actions:
+        """This frontend cannot go on with it."""
+        return () if self.outcome is not None else self._give_up(error)
+
     # Steps.
 
     def _issue(self) -> Actions:
