@@ -1,0 +1,176 @@
+"""Tokens do not depend on where a prompt is prefilled, nor on what is cached where."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from proto.errors import error_class
+from proto.requests import Refused, Sampling
+from tests.workers.conftest import BLOCK_SIZE, CONTEXT_TOKENS, REMOTE_MIN_TOKENS
+from tests.workers.harness import Client, Fleet, open_client, random_prompt
+
+BLOCK_BYTES = 4 * 2 * 4 * BLOCK_SIZE * 8 * 4
+"""Of the tiny model: layers, K and V, heads, tokens, numbers a head, bytes a number."""
+
+
+def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with open_client(fleet, "tiny") as client:
+            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
+            await body(client)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "num_tokens",
+    [1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 500, CONTEXT_TOKENS - 8],
+)
+def test_a_prompt_gives_the_same_tokens_prefilled_anywhere_cold_and_warm(
+    computing: Fleet, num_tokens: int
+) -> None:
+    async def body(client: Client) -> None:
+        prompt = random_prompt(num_tokens, seed=num_tokens)
+        expected = (await client.generate("local", prompt)).tokens
+        assert len(expected) == 8
+        num_cached = (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+        for worker in ("direct", "queued"):
+            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
+            cold = await client.generate(worker, prompt)
+            is_remote = num_tokens - 1 >= REMOTE_MIN_TOKENS
+            assert cold.tokens == expected
+            assert (cold.final.prefill, cold.final.cached_tokens) == ("remote" if is_remote else "local", 0)
+            assert cold.final.prefill_worker == ("prefill" if is_remote else "")
+            warm = await client.generate(worker, prompt)
+            assert warm.tokens == expected
+            assert (warm.final.prefill, warm.final.cached_tokens) == ("local", num_cached)
+        await client.wait_rest("local", "direct", "queued", "prefill")
+
+    run_client(computing, body)
+
+
+@pytest.mark.parametrize("worker", ["local", "direct"])
+def test_a_prompt_that_leaves_room_for_one_token_gives_one_and_a_longer_one_is_refused(
+    computing: Fleet, worker: str
+) -> None:
+    async def body(client: Client) -> None:
+        last = await client.generate(worker, random_prompt(CONTEXT_TOKENS - 1, seed=7))
+        assert len(last.tokens) == 1
+        assert last.final.finish == "length"
+        reply, _ = await client.offer(worker, random_prompt(CONTEXT_TOKENS, seed=8))
+        assert isinstance(reply, Refused)
+        assert reply.fault.code == "context_length_exceeded"
+        assert reply.fault.values == {"num_tokens": CONTEXT_TOKENS, "limit_tokens": CONTEXT_TOKENS}
+        await client.wait_rest(worker, "prefill")
+
+    run_client(computing, body)
+
+
+def test_a_prefix_that_only_the_decode_worker_has_is_pulled(computing: Fleet) -> None:
+    async def body(client: Client) -> None:
+        prefill = computing.worker("prefill")
+        prompt = random_prompt(400, seed=11)
+        for num_tokens in range(BLOCK_SIZE + 1, 6 * BLOCK_SIZE + 2, BLOCK_SIZE):
+            local = await client.generate("direct", prompt[:num_tokens], max_tokens=1)
+            assert local.final.prefill == "local"
+        before = await asyncio.to_thread(prefill.metric, "kvmesh_kv_bytes_pulled_total")
+        stream = await client.generate("direct", prompt)
+        assert (stream.final.prefill, stream.final.cached_tokens) == ("remote", 6 * BLOCK_SIZE)
+        assert stream.tokens == (await client.generate("local", prompt)).tokens
+        after = await asyncio.to_thread(prefill.metric, "kvmesh_kv_bytes_pulled_total")
+        assert after - before == 6 * BLOCK_BYTES
+        await client.wait_rest("direct", "prefill")
+
+    run_client(computing, body)
+
+
+def test_a_prefix_that_only_the_prefill_worker_has_is_pushed_and_not_computed(computing: Fleet) -> None:
+    async def body(client: Client) -> None:
+        prompt = random_prompt(300, seed=12)
+        await client.generate("direct", prompt)
+        prefill = computing.worker("prefill")
+        steps = await asyncio.to_thread(prefill.metric, "kvmesh_engine_steps")
+        stream = await client.generate("queued", prompt)
+        assert (stream.final.prefill, stream.final.cached_tokens) == ("remote", 0)
+        assert stream.tokens == (await client.generate("local", prompt)).tokens
+        assert await asyncio.to_thread(prefill.metric, "kvmesh_engine_steps") - steps == 1
+
+    run_client(computing, body)
+
+
+def test_many_at_once_share_a_prefix_and_each_gets_its_own_tokens(computing: Fleet) -> None:
+    async def body(client: Client) -> None:
+        shared = random_prompt(160, seed=13)
+        prompts = [shared + random_prompt(20 * index + 3, seed=100 + index) for index in range(8)]
+        expected = [(await client.generate("local", prompt)).tokens for prompt in prompts]
+        streams = [
+            await client.begin(("direct", "queued")[index % 2], prompt)
+            for index, prompt in enumerate(prompts)
+        ]
+        for stream in streams:
+            await client.finish(stream)
+        assert [stream.tokens for stream in streams] == expected
+        await client.wait_rest("local", "direct", "queued", "prefill")
+
+    run_client(computing, body)
+
+
+def test_a_request_goes_on_from_the_tokens_of_an_attempt_elsewhere(computing: Fleet) -> None:
+    async def body(client: Client) -> None:
+        prompt = random_prompt(100, seed=14)
+        whole = (await client.generate("local", prompt, max_tokens=12)).tokens
+        rest = await client.generate(
+            "direct", prompt, max_tokens=12, request="r", attempt=3, generated=whole[:5]
+        )
+        assert rest.tokens == whole[5:]
+
+    run_client(computing, body)
+
+
+def test_seeded_samples_do_not_depend_on_the_place_of_prefill(computing: Fleet) -> None:
+    async def body(client: Client) -> None:
+        prompt = random_prompt(200, seed=15)
+        sampling = Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=12345)
+        tokens = [
+            (await client.generate(worker, prompt, sampling=sampling)).tokens
+            for worker in ("local", "direct", "queued")
+        ]
+        assert tokens[0] == tokens[1] == tokens[2]
+
+    run_client(computing, body)
+
+
+def test_what_nobody_can_serve_is_refused_and_hurts_nobody(computing: Fleet) -> None:
+    async def body(client: Client) -> None:
+        prompt = random_prompt(40, seed=16)
+        wrong: tuple[dict[str, Any], ...] = (
+            {"sampling": Sampling(temperature=float("nan"))},
+            {"sampling": Sampling(temperature=-1.0)},
+            {"sampling": Sampling(top_p=0.0)},
+            {"sampling": Sampling(top_k=-1)},
+            {"sampling": Sampling(seed=-1)},
+            {"max_tokens": 0},
+            {"deadline_s": 0.0},
+            {"deadline_s": float("nan")},
+            {"attempt": -1},
+            {"request": "x" * 1000},
+        )
+        for fields in wrong:
+            reply, stream = await client.offer("direct", prompt, **fields)
+            assert isinstance(reply, Refused), fields
+            assert error_class(reply.fault.code).status in (400, 504)
+            assert stream.num_frames == 0
+        reply, _ = await client.offer("direct", [512], epoch=1)
+        assert isinstance(reply, Refused)
+        reply, _ = await client.offer("direct", prompt, epoch=2)
+        assert isinstance(reply, Refused)
+        assert reply.fault.code == "go_elsewhere"
+        reply, _ = await client.offer("prefill", prompt)
+        assert isinstance(reply, Refused)
+        assert reply.fault.code == "go_elsewhere"
+        assert len((await client.generate("direct", prompt)).tokens) == 8
+        await client.wait_rest("direct", "prefill")
+
+    run_client(computing, body)
