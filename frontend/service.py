@@ -158,6 +158,7 @@ class FrontendService:
         require("bus", lambda: "" if self._bus.is_connected else "not connected")
         require("requests", lambda: "" if generator.is_admitting else "takes none any more")
         require("models", lambda: "" if self._models.served() else "no model can be served")
+        self._health.note_started()
 
     @asynccontextmanager
     async def _following_models(self) -> AsyncIterator[None]:

@@ -122,6 +122,7 @@ class RouterService:
         self._metrics.workers.set_function(lambda: self._view.num_ready)
         self._health.require_to_be_ready("bus", lambda: "" if self._bus.is_connected else "not connected")
         self._health.require_to_be_ready("requests", lambda: "" if self._is_serving else "takes none now")
+        self._health.note_started()
 
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:

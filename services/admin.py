@@ -29,12 +29,17 @@ class AdminSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class Health:
     """What must hold for a process to be alive (else it should be restarted), and to be ready (else spared).
 
-    Checks may be added at any time by who owns what they look at. Not alive is not ready either.
+    Checks may be added at any time by who owns what they look at. Not alive is not ready either, and nor is a
+    process before `note_started`: its checks may not all be there yet.
     """
 
     def __init__(self) -> None:
         self._live: dict[str, Check] = {}
-        self._ready: dict[str, Check] = {}
+        self._ready: dict[str, Check] = {"start": lambda: "it is starting"}
+
+    def note_started(self) -> None:
+        """Everything is open, and every check has been added."""
+        self._ready.pop("start", None)
 
     def require_to_live(self, name: str, check: Check) -> None:
         self._live[name] = check

@@ -80,8 +80,6 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
     set_up_logs(settings.logs, "worker", name)
     metrics, health = Metrics("worker", name), Health()
     metrics.watch_process()
-    obstacles = ["it is loading"]
-    health.require_to_be_ready("start", lambda: "".join(obstacles))
     async with (
         open_admin(settings.admin, health, metrics),
         open_bus(settings.bus, name) as bus,
@@ -93,7 +91,7 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
         if shutdown.is_set():
             return
         async with _working(outside, loaded) as (ground, parts, rank):
-            await _serve(outside, ground, parts, rank, obstacles)
+            await _serve(outside, ground, parts, rank)
 
 
 def _load(settings: WorkerSettings) -> Loaded:
@@ -153,9 +151,11 @@ async def _publish_model(outside: Outside, loaded: Loaded) -> ModelCard:
         return await publish_model(outside.directory, objects, outside.ns, loaded.folder, kv)
 
 
-async def _serve(
-    outside: Outside, ground: Ground, parts: Parts, rank: RankAgent, obstacles: list[str]
-) -> None:
+def _leaving(shutdown: asyncio.Event) -> str:
+    return "it is leaving" if shutdown.is_set() else ""
+
+
+async def _serve(outside: Outside, ground: Ground, parts: Parts, rank: RankAgent) -> None:
     """Registered after subscribed; unregistered before unsubscribed."""
     ns, term, bus = outside.ns, outside.term, outside.bus
     mesh = outside.settings.mesh
@@ -183,10 +183,10 @@ async def _serve(
             parts.prefill_desk.on_change(beats.hurry)
             await registration.publish_agent()
             await registration.publish(term)
-            obstacles.clear()
+            outside.health.require_to_be_ready("shutdown", lambda: _leaving(outside.shutdown))
+            outside.health.note_started()
             log.info("ready as %s", term.role, extra={"model": ground.card.name})
             await outside.shutdown.wait()
-            obstacles.append("it is leaving")
             await _leave(outside, parts, registration, beats)
         for subscription in subscriptions:
             await subscription.close()

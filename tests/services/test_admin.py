@@ -34,6 +34,8 @@ def test_health_follows_its_checks_and_says_why_it_fails() -> None:
         health.require_to_be_ready("directory", lambda: reasons["etcd"])
         health.require_to_live("engine", lambda: reasons["engine"])
         async with _admin(health, Metrics("router", "r-1")) as client:
+            assert (await client.get("/readyz")).json()["reasons"] == {"start": "it is starting"}
+            health.note_started()
             for path in ("/healthz", "/readyz"):
                 answer = await client.get(path)
                 assert (answer.status_code, answer.json()) == (200, {"status": "ok", "reasons": {}})
