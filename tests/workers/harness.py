@@ -55,7 +55,7 @@ from workers.settings import WorkerSettings
 
 BEAT_S = 0.25
 LOST_AFTER_S = 1.0
-DRAIN_LIMIT_S = 1.5
+DRAIN_LIMIT_S = 1.0
 START_S = 60.0
 LIMIT_S = 20.0
 LOOK_S = 0.01
@@ -308,7 +308,6 @@ class Client:
         """Until what the messages to this client have brought is so."""
         async with asyncio.timeout(limit_s):
             while not is_so():
-                self._changed.clear()
                 await self._changed.wait()
 
     def on_stream(self, delivery: Delivery) -> None:
@@ -320,13 +319,18 @@ class Client:
                     stream.take(frame)
         else:
             self.offsets = {(live.request, live.attempt): live for live in message.offsets}
-        self._changed.set()
+        self._wake()
 
     def on_beat(self, delivery: Delivery) -> None:
         beat = BEATS.decode(delivery.payload)
         if isinstance(beat, LoadReport):
             self.reports[beat.worker] = beat
-            self._changed.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        """All who wait look again, each at its own condition."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 def is_at_rest(holdings: Holdings) -> bool:

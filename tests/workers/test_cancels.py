@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from proto.control import Cancel, CancelJob
+from proto.reports import LoadReport
 from tests.workers.harness import (
     Client,
     Fleet,
@@ -35,9 +36,15 @@ async def assert_rest(fleet: Fleet, client: Client) -> None:
     """Every block is free, and two reports later nothing has been computed."""
     await client.wait_rest("decode", "prefill")
     before = [await steps_of(fleet, name) for name in ("decode", "prefill")]
-    for name in ("decode", "prefill") * 2:
-        await client.wait_report(name, lambda report: report.num_running + report.num_waiting == 0)
+    for _ in range(2):
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("decode", "prefill"):
+                tasks.create_task(client.wait_report(name, is_idle), name=f"a report of {name}")
     assert [await steps_of(fleet, name) for name in ("decode", "prefill")] == before
+
+
+def is_idle(report: LoadReport) -> bool:
+    return report.num_running + report.num_waiting == 0
 
 
 async def steps_of(fleet: Fleet, name: str) -> float:

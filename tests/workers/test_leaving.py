@@ -43,7 +43,7 @@ def test_a_leaving_worker_ends_what_it_can_and_sends_the_rest_elsewhere(simulate
     async def body(client: Client) -> None:
         worker = start_simulated(simulated, tiny)
         await simulated.wait_ready(worker.name)
-        short = await client.begin(worker.name, random_prompt(8, 30), max_tokens=80)
+        short = await client.begin(worker.name, random_prompt(8, 30), max_tokens=40)
         long = await client.begin(worker.name, random_prompt(8, 31), max_tokens=2000)
         worker.process.terminate()
         await client.wait_report(worker.name, lambda report: report.state is WorkerState.LEAVING)
@@ -52,7 +52,7 @@ def test_a_leaving_worker_ends_what_it_can_and_sends_the_rest_elsewhere(simulate
         assert reply.fault.code == "go_elsewhere"
         assert refused.num_frames == 0
         await client.wait(lambda: long.end is not None)
-        assert (short.final.finish, len(short.tokens)) == ("length", 80)
+        assert (short.final.finish, len(short.tokens)) == ("length", 40)
         assert long.final.fault is not None
         assert long.final.fault.code == "go_elsewhere"
         assert long.tokens
