@@ -7,7 +7,9 @@ class PrefillJob(WireStruct, frozen=True):
     """Compute the KV of `prompt` (packed tokens: all but the prompt's last) for `owner`.
 
     The job names no memory: whoever takes it asks `owner` for a grant, which does. `cached_tokens` hints at
-    how much the owner holds already. Units: `deadline_s` seconds left when this was sent.
+    how much the owner holds already; `trace` is the owner's W3C trace context, empty while traces are off.
+
+    Units: `deadline_s` seconds left when this was sent.
     """
 
     job: str
@@ -20,6 +22,7 @@ class PrefillJob(WireStruct, frozen=True):
     cached_tokens: int = 0
     salt: str = ""
     priority: int = 0
+    trace: dict[str, str] = {}
 
 
 class Landing(WireStruct, frozen=True):

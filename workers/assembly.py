@@ -8,6 +8,7 @@ from proto.layout import PoolLayout
 from proto.reports import AnyBeat, LoadReport
 from services.bus import Bus
 from services.metrics import Metrics, WorkerMetrics
+from services.tracing import Tracing
 from services.work_queue import WorkQueue
 from workers.bridge import EngineBridge
 from workers.control_client import ControlClient
@@ -46,6 +47,7 @@ class Ground:
     pool: PoolLayout
     card: ModelCard
     metrics: WorkerMetrics
+    tracing: Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,12 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     lender = Lender(engine, ground.peers, ground.transfers, settings.max_lent_share)
     view = PrefillView(ground.card.name)
     limits = RemotePrefillLimits(settings.grant_wait_s, settings.landing_wait_s)
-    remote = RemotePrefills(ns, engine, lender, view, control, ground.queue, limits, settings.asks_directly)
+    tracing = ground.tracing
+    remote = RemotePrefills(
+        ns, engine, lender, view, control, ground.queue, limits, settings.asks_directly, tracing
+    )
     rules = DecodeRules(settings.remote_min_tokens, settings.early_cancel_s)
-    decode_desk = DecodeDesk(term, ground.card, engine, outbox, view, remote, rules, ground.metrics)
+    decode_desk = DecodeDesk(term, ground.card, engine, outbox, view, remote, rules, tracing, ground.metrics)
     tools = HolderTools(
         term,
         engine,
@@ -107,6 +112,7 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
         held,
         ground.pool,
         ground.card.kv_class.weights_digest,
+        tracing,
     )
     prefill_desk = PrefillDesk(ns, ground.card.name, tools, ground.queue, settings.max_jobs, ground.metrics)
     return Parts(
@@ -118,7 +124,7 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
         patrol=Patrol(lender, control, settings.max_quarantine_s, on_overdue),
         decode_desk=decode_desk,
         prefill_desk=prefill_desk,
-        door=WorkerDoor(term, decode_desk, prefill_desk, outbox, lender, held, publisher),
+        door=WorkerDoor(term, decode_desk, prefill_desk, outbox, lender, held, publisher, tracing),
         reporter=Reporter(term, ground.card.name, engine, decode_desk, prefill_desk, lender, publisher),
     )
 

@@ -14,6 +14,7 @@ from proto.requests import GenerateRequest, RoutedRequest
 from proto.roles import Role
 from proto.tokens import pack_tokens
 from services.metrics import WorkerMetrics
+from services.tracing import Tracing
 from workers.engine.engine import Engine
 from workers.engine.sequence import SequenceSpec
 from workers.engine.step import SequenceProgress
@@ -52,6 +53,7 @@ class DecodeDesk:
         view: PrefillView,
         remote: RemotePrefills,
         rules: DecodeRules,
+        tracing: Tracing,
         metrics: WorkerMetrics,
     ) -> None:
         self._term = term
@@ -61,6 +63,7 @@ class DecodeDesk:
         self._view = view
         self._remote = remote
         self._rules = rules
+        self._tracing = tracing
         self._metrics = metrics
         self._early_cancels: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
@@ -137,6 +140,7 @@ class DecodeDesk:
             cached_tokens=cached,
             salt=request.salt,
             priority=request.priority,
+            trace=self._tracing.inject({}),
         )
         served.job = OwnedJob(job, served.sequence, cached, end)
         self._group.create_task(self._await_prefill(served, served.job), name=f"remote prefill {job.job}")

@@ -9,6 +9,7 @@ from proto.control import CONTROL_REQUESTS, ControlReply, ControlRequest
 from proto.errors import InternalFault, KvmeshError, to_fault
 from proto.requests import Accepted, GenerateReply, Refused, RoutedRequest
 from services.bus import Delivery
+from services.tracing import Tracing
 from workers.decode_desk import DecodeDesk
 from workers.event_publisher import EventPublisher
 from workers.outbox import Outbox
@@ -34,6 +35,7 @@ class WorkerDoor:
         lender: Lender,
         held: HeldGrants,
         publisher: EventPublisher,
+        tracing: Tracing,
     ) -> None:
         self._term = term
         self._decode_desk = decode_desk
@@ -42,6 +44,7 @@ class WorkerDoor:
         self._lender = lender
         self._held = held
         self._publisher = publisher
+        self._tracing = tracing
         self._waiting: asyncio.Queue[tuple[bool, Delivery]] = asyncio.Queue(MAX_WAITING)
 
     def on_generate(self, delivery: Delivery) -> None:
@@ -71,7 +74,9 @@ class WorkerDoor:
 
     def _answer_generate(self, delivery: Delivery) -> GenerateReply:
         try:
-            self._decode_desk.accept(decode(delivery.payload, RoutedRequest))
+            routed = decode(delivery.payload, RoutedRequest)
+            with self._tracing.span("accept", self._tracing.extract(delivery.headers)):
+                self._decode_desk.accept(routed)
         except KvmeshError as error:
             return Refused(to_fault(error))
         except Exception as error:

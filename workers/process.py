@@ -22,6 +22,7 @@ from services.metrics import Metrics, WorkerMetrics
 from services.models.folder import ModelFolder, resolve_model
 from services.objects import open_objects
 from services.tasks import open_tasks
+from services.tracing import Tracing, open_tracing
 from services.work_queue import open_work_queue
 from workers.assembly import Ground, Parts, assemble, observe
 from workers.bridge import EngineBridge
@@ -64,6 +65,7 @@ class Outside:
     metrics: Metrics
     health: Health
     shutdown: asyncio.Event
+    tracing: Tracing
 
     @property
     def ns(self) -> str:
@@ -84,9 +86,10 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
         open_admin(settings.admin, health, metrics),
         open_bus(settings.bus, name) as bus,
         open_directory(settings.directory) as directory,
+        open_tracing(settings.tracing, "worker", name) as tracing,
     ):
         term = Term(name, new_id(), settings.role)
-        outside = Outside(settings, term, bus, directory, metrics, health, shutdown)
+        outside = Outside(settings, term, bus, directory, metrics, health, shutdown, tracing)
         loaded = await asyncio.to_thread(_load, settings)
         if shutdown.is_set():
             return
@@ -132,7 +135,18 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
     async with transfers.running() as rank:
         peers = Peers(rank, term.worker, transfers)
         ground = Ground(
-            settings, term, outside.bus, queue, engine, bridge, transfers, peers, pool, card, worker_metrics
+            settings,
+            term,
+            outside.bus,
+            queue,
+            engine,
+            bridge,
+            transfers,
+            peers,
+            pool,
+            card,
+            worker_metrics,
+            outside.tracing,
         )
         parts = assemble(ground, outside.shutdown.set)
         observe(outside.metrics, ground, parts)

@@ -20,6 +20,7 @@ class Collector(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), CollectorHandler)
         self.spans: dict[str, Span] = {}
+        self.all_spans: list[Span] = []
         self.bodies: list[bytes] = []
 
     @property
@@ -31,6 +32,7 @@ class Collector(ThreadingHTTPServer):
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             for scope in resource.scope_spans:
                 self.spans.update({span.name: span for span in scope.spans})
+                self.all_spans.extend(scope.spans)
 
 
 class CollectorHandler(BaseHTTPRequestHandler):

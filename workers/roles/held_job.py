@@ -18,6 +18,7 @@ from proto.events import pack_hashes
 from proto.jobs import PrefillJob
 from proto.layout import LayerRange, PoolLayout
 from proto.tokens import count_tokens, unpack_tokens
+from services.tracing import Tracing
 from workers.bridge import EngineBridge
 from workers.control_client import ControlClient
 from workers.engine.engine import Engine
@@ -51,6 +52,7 @@ class HolderTools:
     held: HeldGrants
     pool: PoolLayout
     weights_digest: str
+    tracing: Tracing
 
 
 class HeldJob:
@@ -93,7 +95,9 @@ class HeldJob:
             self.stop(late)
         timer = asyncio.get_running_loop().call_later(min(max(0.0, deadline_s), MAX_JOB_S), self.stop, late)
         try:
-            await self._run()
+            tracing = self._tools.tracing
+            with tracing.span("prefill job", tracing.extract(self.job.trace), tokens=self.num_tokens):
+                await self._run()
         except KvmeshError:
             self._check_wanted()
             raise

@@ -18,6 +18,7 @@ from proto.codec import encode
 from proto.control import CancelJob, Done, TakeJob
 from proto.errors import KvmeshError
 from services.tasks import open_tasks
+from services.tracing import Tracing
 from services.work_queue import WorkQueue
 from workers.control_client import ControlClient
 from workers.engine.engine import Engine
@@ -51,6 +52,7 @@ class RemotePrefills:
         queue: WorkQueue,
         limits: RemotePrefillLimits,
         asks_directly: bool,
+        tracing: Tracing,
     ) -> None:
         self._ns = ns
         self._engine = engine
@@ -60,6 +62,7 @@ class RemotePrefills:
         self._queue = queue
         self._limits = limits
         self._asks_directly = asks_directly
+        self._tracing = tracing
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether blocks for so many tokens could be lent now."""
@@ -73,7 +76,8 @@ class RemotePrefills:
         self._lender.open_job(owned)
         end = JobEnd.CANCELLED
         try:
-            end = await self._see_through(owned)
+            with self._tracing.span("remote prefill", tokens=owned.end - owned.start):
+                end = await self._see_through(owned)
         finally:
             owned.settle(JobEnd.CANCELLED)
             self._lender.close_job(owned)
