@@ -46,6 +46,20 @@ def ask(mesh: RunningMesh) -> openai.types.chat.ChatCompletion:
         return client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=32)  # type: ignore[arg-type]
 
 
+@pytest.mark.timeout(60)
+def test_a_second_start_serves_within_twenty_seconds_and_an_end_leaves_nothing(tmp_path: Path) -> None:
+    with run_mesh(tmp_path, MODEL) as mesh:
+        created = psutil.Process(mesh.process.pid).create_time()
+        assert time.time() - created < 20
+        children = [psutil.Process(child.pid) for child in mesh.file.processes]
+        ended_at = time.time()
+        assert mesh.end() == 0
+        assert time.time() - ended_at < 5
+        assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{mesh.url}/v1/models", trust_env=False)
+
+
 def test_the_capital_of_france_is_paris_wherever_its_prompt_is_prefilled(
     remote_mesh: RunningMesh, local_mesh: RunningMesh
 ) -> None:
@@ -123,20 +137,6 @@ def test_a_client_that_leaves_in_mid_stream_stops_the_work_and_gives_the_blocks_
 def test_the_whole_mesh_fits_into_four_gigabytes(remote_mesh: RunningMesh) -> None:
     total = sum(psutil.Process(child.pid).memory_info().rss for child in remote_mesh.file.processes)
     assert total < 4 * GIB
-
-
-@pytest.mark.timeout(60)
-def test_a_second_start_serves_within_twenty_seconds_and_an_end_leaves_nothing(tmp_path: Path) -> None:
-    with run_mesh(tmp_path, MODEL) as mesh:
-        created = psutil.Process(mesh.process.pid).create_time()
-        assert time.time() - created < 20
-        children = [psutil.Process(child.pid) for child in mesh.file.processes]
-        ended_at = time.time()
-        assert mesh.end() == 0
-        assert time.time() - ended_at < 5
-        assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{mesh.url}/v1/models", trust_env=False)
 
 
 def test_a_child_that_dies_is_started_again_and_serves(remote_mesh: RunningMesh) -> None:
