@@ -106,14 +106,12 @@ class WorkerMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self.step_s = metrics.histogram("engine_step_seconds", "one step of the engine", ITL_BUCKETS_S)
         self.prefill_wait_s = metrics.histogram(
             "remote_prefill_seconds", "from asking for a remote prefill to its landing", TTFT_BUCKETS_S
         )
         self.transfer_s = metrics.histogram(
             "kv_transfer_seconds", "one push or pull, from posting to its end", DURATION_BUCKETS_S
         )
-        self.prefill_tokens = metrics.counter("prefill_tokens_total", "prompt tokens computed here")
         self.decode_tokens = metrics.counter("decode_tokens_total", "tokens sampled here")
         self.prompt_tokens = metrics.counter("prompt_tokens_total", "prompt tokens of accepted sequences")
         self.hit_tokens = metrics.counter(
@@ -122,7 +120,6 @@ class WorkerMetrics:
         self.prefix_hits = metrics.counter("prefix_hits_total", "sequences that found some of their prefix")
         self.bytes_pushed = metrics.counter("kv_bytes_pushed_total", "bytes of KV written to other workers")
         self.bytes_pulled = metrics.counter("kv_bytes_pulled_total", "bytes of KV read from other workers")
-        self.preemptions = metrics.counter("preemptions_total", "sequences that gave their blocks back")
         self.decode_served = metrics.counter("decode_served_total", "sequences that ended here as decode")
         self.jobs_served = metrics.counter("prefill_jobs_served_total", "remote prefill jobs done here")
         self.role_switches = metrics.counter("role_switches_total", "roles that were taken")

@@ -146,6 +146,9 @@ def observe(metrics: Metrics, ground: Ground, parts: Parts) -> None:
         cached=lambda: engine.load().cached_blocks,
     )
     metrics.observe("engine_steps", "steps computed since the start", lambda: engine.load().num_steps)
+    metrics.observe(
+        "preemptions", "sequences that gave their blocks back", lambda: engine.load().num_preemptions
+    )
     metrics.observe("streams_kept", "streams kept for resends", lambda: len(parts.outbox))
     metrics.observe("bus_dropped", "messages lost to a full buffer", lambda: ground.bus.num_dropped)
     metrics.observe("bus_expired", "messages dropped as too old", lambda: ground.bus.num_expired)
