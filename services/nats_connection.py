@@ -236,6 +236,6 @@ async def _close_client(client: Client) -> None:
 
 
 async def _close_quietly(client: Client) -> None:
-    """A lost connection ends in whatever way it does: under uvloop by `RuntimeError` while bytes are unsent."""
+    """A lost connection ends in whatever way it does: in uvloop by `RuntimeError` while bytes are unsent."""
     with suppress(errors.Error, OSError, TimeoutError, RuntimeError):
         await client.close()
