@@ -122,7 +122,6 @@ class WorkerMetrics:
         self.bytes_pulled = metrics.counter("kv_bytes_pulled_total", "bytes of KV read from other workers")
         self.decode_served = metrics.counter("decode_served_total", "sequences that ended here as decode")
         self.jobs_served = metrics.counter("prefill_jobs_served_total", "remote prefill jobs done here")
-        self.role_switches = metrics.counter("role_switches_total", "roles that were taken")
         prefills = metrics.counter("prefills_total", "prefills, by where they were done", ("where",))
         self.local_prefills = prefills.labels("local")
         self.remote_prefills = prefills.labels("remote")
