@@ -1,5 +1,6 @@
 """A mesh under test: `kvmesh up` in a folder of its own, and what tests look at."""
 
+import math
 import os
 import signal
 import subprocess
@@ -11,12 +12,32 @@ from pathlib import Path
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from services.launcher.state import MeshFile, RunningProcess, read_mesh
 from services.servers import reserve_port
 
 START_S = 90.0
 LOOK_S = 0.05
+EMPTY_AT_REST = {
+    "frontend": ("kvmesh_requests_running",),
+    "router": ("kvmesh_route_queue_length",),
+    "worker": (
+        "kvmesh_sequences_running",
+        "kvmesh_prefill_queue_length",
+        "kvmesh_decode_queue_length",
+        "kvmesh_blocks_used",
+        "kvmesh_blocks_granted",
+        "kvmesh_blocks_quarantined",
+        "kvmesh_attempts_served",
+        "kvmesh_jobs_in_hand",
+        "kvmesh_grants",
+        "kvmesh_grants_held",
+        "kvmesh_pins",
+        "kvmesh_streams_kept",
+    ),
+}
+"""Gauges that read 0 when a mesh has no work, by kind of process."""
 
 
 class RunningMesh:
@@ -35,15 +56,46 @@ class RunningMesh:
     def child(self, name: str) -> RunningProcess:
         return next(child for child in self.file.processes if child.name == name)
 
+    @property
+    def pids(self) -> dict[str, int]:
+        return {child.name: child.pid for child in self.file.processes}
+
     def metric(self, child: str, name: str, **labels: str) -> float:
         """The value of one sample of a child, summed over the labels not named; 0 when it has none."""
-        text = httpx.get(f"{self.child(child).admin_url}/metrics", trust_env=False).text
         return sum(
             sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
+            for sample in self._samples(self.child(child))
             if sample.name == name and labels.items() <= sample.labels.items()
         )
+
+    def _samples(self, child: RunningProcess) -> list[Sample]:
+        text = self.http.get(f"{child.admin_url}/metrics").text
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def unrest(self) -> dict[str, float]:
+        """What is not as in a mesh without work: gauges that are not 0 (nan: not there), missing blocks."""
+        found: dict[str, float] = {}
+        for child in self.file.processes:
+            gauges = EMPTY_AT_REST.get(child.kind, ())
+            values = self._try_values(child) if gauges else {}
+            found |= {f"{child.name}: {name}": values.get(name, math.nan) for name in gauges}
+            missing = values.get("kvmesh_blocks", 0) - values.get("kvmesh_blocks_free", 0)
+            found[f"{child.name}: missing blocks"] = missing
+        return {name: value for name, value in found.items() if value}
+
+    def _try_values(self, child: RunningProcess) -> dict[str, float]:
+        """Nothing while `child` is being started again."""
+        try:
+            return {sample.name: sample.value for sample in self._samples(child)}
+        except httpx.HTTPError:
+            return {}
+
+    def wait_at_rest(self, limit_s: float = 10.0) -> None:
+        """Every pool, gauge and table is where it began."""
+        try:
+            self.wait_until("the mesh is at rest", lambda: not self.unrest(), limit_s)
+        except AssertionError as error:
+            raise AssertionError(f"not at rest: {self.unrest()}") from error
 
     def wait_until(self, what: str, is_so: Callable[[], bool], limit_s: float = 20.0) -> None:
         """
