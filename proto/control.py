@@ -160,13 +160,20 @@ class AskHoldings(WireStruct, frozen=True, tag="ask_holdings"):
 
 
 class Holdings(WireStruct, frozen=True, tag="holdings"):
-    """Units: blocks; `age_s` seconds since each began."""
+    """Whose blocks are whose. `held` are the grants of other workers' blocks that may still be written here.
+
+    Units: blocks; `age_s` seconds since each began. As in a report: total = free + active + granted +
+    quarantined, and `cached_blocks` of the free ones hold reusable KV. Pinned blocks are active.
+    """
 
     granted: list["BlockHolding"]
     quarantined: list["BlockHolding"]
     pinned: list["BlockHolding"]
     free_blocks: int
     total_blocks: int
+    active_blocks: int = 0
+    cached_blocks: int = 0
+    held: list[str] = []
 
 
 class BlockHolding(WireStruct, frozen=True):

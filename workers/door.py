@@ -108,7 +108,7 @@ class WorkerDoor:
             case control.TakeSnapshot(page, number):
                 return control.Snapshot(self._publisher.snapshot(page, number))
             case control.AskHoldings():
-                return self._lender.holdings()
+                return self._lender.holdings(self._held.all())
             case _:
                 self._do(request)
                 return control.Done()

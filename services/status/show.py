@@ -7,7 +7,7 @@ from rich.live import Live
 
 from services.mesh_settings import MeshSettings
 from services.status.status_settings import StatusSettings, find_mesh
-from services.status.tables import as_json, pools_table, workers_table
+from services.status.tables import as_json, pools_view, workers_table
 from services.status.view import MeshView, open_view
 
 
@@ -32,7 +32,7 @@ async def _show_pools(settings: StatusSettings, console: Console, view: MeshView
     if settings.json:
         _print_raw(console, as_json(holdings))
     else:
-        console.print(pools_table(holdings))
+        console.print(pools_view(holdings))
 
 
 async def _show_once(settings: StatusSettings, console: Console, view: MeshView) -> None:

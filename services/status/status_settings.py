@@ -20,7 +20,9 @@ class StatusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ns: Annotated[str, Meta(description="its namespace; empty: as the state folder says, else default")] = ""
     once: Annotated[bool, Meta(description="show the table once and end")] = False
     json: Annotated[bool, Meta(description="write the table once, as JSON")] = False
-    pools: Annotated[bool, Meta(description="show each grant, pin and quarantined block once")] = False
+    pools: Annotated[bool, Meta(description="show the blocks of each pool, and each grant and pin, once")] = (
+        False
+    )
     refresh_s: Annotated[float, Meta(description="seconds between two looks", gt=0)] = 1.0
     connect_limit_s: Annotated[float, Meta(description="seconds that NATS and etcd may take", gt=0)] = 5.0
 

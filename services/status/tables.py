@@ -1,6 +1,6 @@
 """How the lines look: tables for people, JSON for programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from rich.console import Group
@@ -12,6 +12,7 @@ from services.status.rows import WorkerRow
 
 _COLOURS = {"ready": "green", "draining": "yellow", "leaving": "red", "silent": "red"}
 _NUMBERS = ("epoch", "running", "waiting", "jobs", "blocks", "hits", "tok/s")
+_POOL_NUMBERS = ("free", "active", "cached", "granted", "pinned", "quarantined", "total")
 
 
 def workers_table(rows: Sequence[WorkerRow]) -> Group:
@@ -48,28 +49,63 @@ def _model_table(model: str, rows: Sequence[WorkerRow]) -> Table:
     return table
 
 
-def pools_table(holdings: Mapping[str, Holdings | None]) -> Table:
-    """A line for each grant, pin and quarantine, and one for each pool."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for left in ("worker", "what", "name", "holder"):
-        table.add_column(left, no_wrap=True)
-    for right in ("blocks", "age"):
-        table.add_column(right, justify="right")
+def pools_view(holdings: Mapping[str, Holdings | None]) -> Group:
+    """A line for each pool; below it one for each grant, pin and quarantine, and each grant held."""
+    if not holdings:
+        return Group("no workers")
+    pools = _blocks_table()
+    lent = _lent_table()
     for worker, held in holdings.items():
         if held is None:
-            table.add_row(worker, "no answer", "", "", "", "")
+            pools.add_row(worker, "no answer")
             continue
-        table.add_row(worker, "pool", "", "", f"{held.free_blocks} free of {held.total_blocks}", "")
-        for what, entries in _by_kind(held).items():
-            for entry in entries:
-                table.add_row(
-                    worker, what, entry.name, entry.holder, str(entry.num_blocks), f"{entry.age_s:.1f} s"
-                )
+        pools.add_row(worker, *map(str, _block_counts(held)))
+        for row in _lent_rows(held):
+            lent.add_row(worker, *row)
+    return Group(pools, "", lent) if lent.row_count else Group(pools)
+
+
+def _blocks_table() -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("worker", overflow="fold")
+    for name in _POOL_NUMBERS:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def _by_kind(held: Holdings) -> dict[str, list[BlockHolding]]:
-    return {"grant": held.granted, "pin": held.pinned, "quarantine": held.quarantined}
+def _lent_table() -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for left in ("worker", "what", "name", "holder"):
+        table.add_column(left, overflow="fold")
+    for right in ("blocks", "age"):
+        table.add_column(right, justify="right", no_wrap=True)
+    return table
+
+
+def _block_counts(held: Holdings) -> tuple[int, ...]:
+    """In the order of `_POOL_NUMBERS`."""
+    return (
+        held.free_blocks,
+        held.active_blocks,
+        held.cached_blocks,
+        _num_blocks(held.granted),
+        _num_blocks(held.pinned),
+        _num_blocks(held.quarantined),
+        held.total_blocks,
+    )
+
+
+def _num_blocks(entries: Sequence[BlockHolding]) -> int:
+    return sum(entry.num_blocks for entry in entries)
+
+
+def _lent_rows(held: Holdings) -> Iterator[tuple[str, ...]]:
+    by_kind = {"grant": held.granted, "pin": held.pinned, "quarantine": held.quarantined}
+    for what, entries in by_kind.items():
+        for entry in entries:
+            yield what, entry.name, entry.holder, str(entry.num_blocks), f"{entry.age_s:.1f} s"
+    for grant in held.held:
+        yield "holds", grant, "itself", "", ""
 
 
 def as_json(value: object) -> str:

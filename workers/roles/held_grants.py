@@ -46,6 +46,9 @@ class HeldGrants:
             self._note_ended(grant)
         return held
 
+    def all(self) -> list[str]:
+        return [*self._held, *self._in_doubt]
+
     def _note_ended(self, grant: str) -> None:
         self._ended[grant] = None
         if len(self._ended) > MAX_ENDED:

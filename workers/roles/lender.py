@@ -165,7 +165,8 @@ class Lender:
         """While anybody has leave to touch blocks here, the transfer thread looks often."""
         self._transfers.expect(len(self.grants) + len(self.pins.all()))
 
-    def holdings(self) -> Holdings:
+    def holdings(self, held: list[str]) -> Holdings:
+        """All that is lent here, and the grants `held` by this worker of others' blocks."""
         load = self._engine.load()
         now_s = self.grants.now_s()
 
@@ -183,4 +184,7 @@ class Lender:
             ],
             free_blocks=load.free_blocks,
             total_blocks=load.total_blocks,
+            active_blocks=load.active_blocks,
+            cached_blocks=load.cached_blocks,
+            held=held,
         )

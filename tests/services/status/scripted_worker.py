@@ -46,9 +46,12 @@ REPORT = LoadReport(
 HOLDINGS = Holdings(
     granted=[BlockHolding("g-1", "w-2", 5, 1.5)],
     quarantined=[BlockHolding("g-0", "w-3", 2, 60.0)],
-    pinned=[],
-    free_blocks=57,
+    pinned=[BlockHolding("p-1", "w-4", 3, 0.5)],
+    free_blocks=50,
     total_blocks=64,
+    active_blocks=7,
+    cached_blocks=20,
+    held=["g-9"],
 )
 
 

@@ -42,12 +42,18 @@ def test_json_has_every_field(nats_server: Server, etcd_server: Server, namespac
     assert (row["worker"], row["role"], row["num_running"], row["is_beating"]) == ("w-1", "decode", 2, True)
 
 
-def test_pools_lists_grants_and_quarantine(nats_server: Server, etcd_server: Server, namespace: str) -> None:
+def test_pools_shows_whose_every_block_is(nats_server: Server, etcd_server: Server, namespace: str) -> None:
     text = _show(StatusSettings(pools=True), nats_server, etcd_server, namespace)
-    rows = [line.split() for line in text.splitlines()[1:]]
-    assert ["w-1", "pool", "57", "free", "of", "64"] in rows
-    assert ["w-1", "grant", "g-1", "w-2", "5", "1.5", "s"] in rows
-    assert ["w-1", "quarantine", "g-0", "w-3", "2", "60.0", "s"] in rows
+    assert [line.split() for line in text.splitlines()] == [
+        ["worker", "free", "active", "cached", "granted", "pinned", "quarantined", "total"],
+        ["w-1", "50", "7", "20", "5", "3", "2", "64"],
+        [],
+        ["worker", "what", "name", "holder", "blocks", "age"],
+        ["w-1", "grant", "g-1", "w-2", "5", "1.5", "s"],
+        ["w-1", "pin", "p-1", "w-4", "3", "0.5", "s"],
+        ["w-1", "quarantine", "g-0", "w-3", "2", "60.0", "s"],
+        ["w-1", "holds", "g-9", "itself"],
+    ]
 
 
 def test_pools_as_json(nats_server: Server, etcd_server: Server, namespace: str) -> None:

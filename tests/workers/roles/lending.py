@@ -97,7 +97,7 @@ class Lending:
         assert self.lender.num_lent_blocks <= LENT_SHARE * NUM_BLOCKS
 
     def assert_at_rest(self) -> None:
-        load, holdings = self.engine.load(), self.lender.holdings()
+        load, holdings = self.engine.load(), self.lender.holdings([])
         assert load.free_blocks == load.total_blocks == holdings.free_blocks
         assert load.num_awaiting == load.num_waiting == load.num_running == 0
         assert not (holdings.granted or holdings.quarantined or holdings.pinned)
