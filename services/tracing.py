@@ -5,13 +5,14 @@ enter one: an error is known by its code.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
-from opentelemetry.context import Context
+from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -20,7 +21,11 @@ from proto.errors import KvmeshError
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+NS_PER_S = 1_000_000_000
+
 Attribute = str | int | float | bool
+TraceContext = Context
+"""Where a span belongs: what `span` and `record` take as `parent`."""
 
 _W3C = TraceContextTextMapPropagator()
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
@@ -50,12 +55,37 @@ class Tracing:
         return self._tracer is not None
 
     def span(
-        self, name: str, parent: Context | None = None, **attributes: Attribute
+        self, name: str, parent: TraceContext | None = None, **attributes: Attribute
     ) -> AbstractContextManager[None]:
         """A span around a body, under `parent`, else under the span that this task is in."""
         if self._tracer is None:
             return _NO_SPAN
         return _span(self._tracer, name, parent, attributes)
+
+    def record(
+        self,
+        name: str,
+        began_s: float,
+        parent: TraceContext | None = None,
+        code: str = "",
+        **attributes: Attribute,
+    ) -> None:
+        """A span that ends now, of what no one body spans; `code` says what went wrong.
+
+        Units: `began_s` on the monotonic clock.
+        """
+        if self._tracer is None:
+            return
+        now_ns = time.time_ns()
+        start_ns = now_ns - int((time.monotonic() - began_s) * NS_PER_S)
+        span = self._tracer.start_span(name, context=parent, attributes=attributes, start_time=start_ns)
+        if code:
+            span.set_status(Status(StatusCode.ERROR, code))
+        span.end(now_ns)
+
+    def context(self) -> TraceContext | None:
+        """That of the span that this task is in, as a `parent` for later; None when off."""
+        return None if self._tracer is None else get_current()
 
     def inject(self, headers: dict[str, str]) -> dict[str, str]:
         """
@@ -65,14 +95,14 @@ class Tracing:
             _W3C.inject(headers)
         return headers
 
-    def extract(self, headers: Mapping[str, str]) -> Context | None:
+    def extract(self, headers: Mapping[str, str]) -> TraceContext | None:
         """The sender's context, as a `parent` for `span`."""
         return None if self._tracer is None else _W3C.extract(headers)
 
 
 @contextmanager
 def _span(
-    tracer: Tracer, name: str, parent: Context | None, attributes: Mapping[str, Attribute]
+    tracer: Tracer, name: str, parent: TraceContext | None, attributes: Mapping[str, Attribute]
 ) -> Iterator[None]:
     with tracer.start_as_current_span(
         name, context=parent, attributes=attributes, record_exception=False, set_status_on_exception=False

@@ -109,7 +109,7 @@ class DecodeDesk:
         stream = self._outbox.open(request.request, request.attempt, request.client, request.offset)
         limit_s = min(request.deadline_s, MAX_DEADLINE_S)
         timer = asyncio.get_running_loop().call_later(limit_s, self._end_late, spec.sequence)
-        served = Served(request, stream, min(cached, spec.num_prompt), timer)
+        served = Served(request, stream, min(cached, spec.num_prompt), timer, self._tracing.context())
         self.served.add(served)
         self._count(served, len(spec.tokens))
         if is_remote:
@@ -175,8 +175,8 @@ class DecodeDesk:
         is_over = event.finish is not None or event.fault is not None
         end = served.end(event.finish, self._fault_of(event)) if is_over else None
         self._outbox.add(served.stream, pack_tokens(event.tokens), end)
-        if is_over:
-            self.served.drop(served)
+        if end is not None:
+            self._forget(served, end.fault.code if end.fault is not None else "")
             self._metrics.decode_served.inc()
 
     def _fault_of(self, event: SequenceProgress) -> Fault | None:
@@ -215,8 +215,15 @@ class DecodeDesk:
         self._outbox.drop_client(client)
         log.warning("a frontend is gone", extra={"client": client, "num_cancelled": len(gone)})
 
-    def _end_cancelled(self, served: Served) -> None:
+    def _forget(self, served: Served, code: str) -> None:
+        """Its decoding, from the first token to the end, is a span."""
         self.served.drop(served)
+        if served.first_s:
+            num_tokens = served.stream.offset - served.stream.base
+            self._tracing.record("decode", served.first_s, served.trace, code, num_tokens=num_tokens)
+
+    def _end_cancelled(self, served: Served) -> None:
+        self._forget(served, "cancelled")
         self._engine.cancel(served.sequence)
         if served.job is not None:
             served.job.settle(JobEnd.CANCELLED)

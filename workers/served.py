@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from proto.errors import Fault
 from proto.requests import FinishReason, GenerateRequest
 from proto.streams import End
+from services.tracing import TraceContext
 from workers.outbox import Outgoing
 from workers.request_spec import sequence_name
 from workers.roles.owned_job import OwnedJob
@@ -14,7 +15,7 @@ from workers.roles.owned_job import OwnedJob
 
 @dataclass(slots=True)
 class Served:
-    """One attempt in the engine. `timer` ends it at its deadline.
+    """One attempt in the engine. `timer` ends it at its deadline; `trace` is where its spans belong.
 
     Units: `began_s` and `first_s` on the monotonic clock.
     """
@@ -23,6 +24,7 @@ class Served:
     stream: Outgoing
     cached_tokens: int
     timer: asyncio.TimerHandle
+    trace: TraceContext | None = None
     job: OwnedJob | None = None
     began_s: float = field(default_factory=time.monotonic)
     first_s: float = 0.0

@@ -2,8 +2,14 @@
 
 import asyncio
 import gzip
+import subprocess
+import sys
 import threading
+import time
+import timeit
+import tracemalloc
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -97,8 +103,66 @@ def test_nothing_is_made_or_sent_when_off() -> None:
             with tracing.span("a"):
                 assert tracing.inject({}) == {}
             assert tracing.extract({"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}) is None
+            assert tracing.context() is None
 
     asyncio.run(body())
+
+
+def test_what_is_off_costs_less_than_a_microsecond_and_keeps_nothing() -> None:
+    """Against a call of an empty function with the same arguments, so that no clock is asked for a truth."""
+    tracing = Tracing(None)
+    headers: dict[str, str] = {}
+
+    def traced() -> None:
+        with tracing.span("a", num_tokens=1):
+            tracing.inject(headers)
+
+    def plain() -> None:
+        with nullcontext():
+            _nothing("a", num_tokens=1)
+            _nothing("a", num_tokens=1)
+
+    best_s = {work: min(timeit.repeat(work, number=2000, repeat=20)) for work in (traced, plain)}
+    assert (best_s[traced] - best_s[plain]) / 2000 < 1e-6
+
+    tracemalloc.start()
+    traced()
+    before = tracemalloc.take_snapshot()
+    for _ in range(1000):
+        traced()
+    kept = tracemalloc.take_snapshot().compare_to(before, "filename")
+    tracemalloc.stop()
+    ours = ("services/tracing.py", "opentelemetry")
+    grown = [line.traceback[0].filename for line in kept if line.size_diff > 0]
+    assert not [name for name in grown if any(part in name for part in ours)]
+
+
+def test_a_process_without_traces_does_not_load_the_sdk() -> None:
+    """A tenth of a second and some MB for each process."""
+    ask = (
+        "import sys, frontend.service, router.service, workers.door; "
+        "sys.exit(any(name.startswith('opentelemetry.sdk') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", ask], check=False).returncode == 0
+
+
+def test_a_span_of_no_one_body_has_its_place_and_its_time(collector: Collector) -> None:
+    async def body() -> None:
+        async with open_tracing(TraceSettings(endpoint=collector.endpoint), "worker", "w1") as tracing:
+            with tracing.span("accept"):
+                place = tracing.context()
+            tracing.record("decode", time.monotonic() - 0.5, place, num_tokens=3)
+            tracing.record("push", time.monotonic(), place, "not_landed")
+
+    asyncio.run(body())
+    accept, decode, push = (collector.spans[name] for name in ("accept", "decode", "push"))
+    assert decode.parent_span_id == push.parent_span_id == accept.span_id
+    assert 0.5e9 <= decode.end_time_unix_nano - decode.start_time_unix_nano < 0.6e9
+    assert (decode.status.message, push.status.message) == ("", "not_landed")
+
+
+def _nothing(name: str, **attributes: int) -> None:
+    """What an off switch cannot cost less than."""
 
 
 def test_a_header_that_is_no_trace_context_is_ignored(collector: Collector) -> None:

@@ -143,7 +143,17 @@ class HeldJob:
             self._tools.engine.cancel(self._sequence)
             if not has_landed:
                 await self._end_grant(granted, peer, push)
+            self._trace(push, granted, has_landed)
         self._tools.held.drop(granted.grant)
+
+    def _trace(self, push: Push, granted: Granted, has_landed: bool) -> None:
+        """From the first write, which others compute beside, until all has landed or nothing more will."""
+        if push.began_s:
+            code = "" if has_landed else "not_landed"
+            num_blocks = len(granted.blocks)
+            self._tools.tracing.record(
+                "push", push.began_s, code=code, num_blocks=num_blocks, num_bytes=push.num_bytes
+            )
 
     def _check_grant(self, granted: Granted, peer: Peer) -> None:
         size, num_blocks = self._tools.pool.block_size, peer.rank.pool.num_blocks

@@ -10,6 +10,7 @@ The landing notice follows once every write lies at the target, so its owner nee
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -25,6 +26,8 @@ from workers.transfer.transfer_thread import Transfer, TransferThread
 
 class Push:
     """The outgoing side of a grant. Pieces come from any thread; all else belongs to the loop.
+
+    Units: `began_s` of the first write, on the monotonic clock; 0 until then.
 
     After `stop` or a failed write nothing more is posted. `on_fault` is called on the loop when a write
     fails, at least once.
@@ -47,7 +50,8 @@ class Push:
         self._end = -(-grant.end // own.block_size)
         self._lock = threading.Lock()
         self._on_way = 0
-        self._num_bytes = 0
+        self.num_bytes = 0
+        self.began_s = 0.0
         self._layers_sent: Counter[tuple[int, int]] = Counter()
         self._fault: KvmeshError | None = None
         self._is_stopped = False
@@ -70,7 +74,8 @@ class Push:
             if not copies:
                 return
             self._on_way += 1
-            self._num_bytes += sum(copy.num_bytes for copy in copies)
+            self.began_s = self.began_s or time.monotonic()
+            self.num_bytes += sum(copy.num_bytes for copy in copies)
         device = self._peer.rank.pool.device
         self._transfers.submit(
             Transfer(
@@ -109,7 +114,7 @@ class Push:
         Raises:
             TransferFault: the notice could not be sent.
         """
-        notice = encode(Landing(self._grant.grant, self._num_bytes))
+        notice = encode(Landing(self._grant.grant, self.num_bytes))
         told = Outcome(self._loop)
         self._transfers.notify(self._peer.rank.agent, notice, told.settle)
         fault = await told.wait()
