@@ -113,11 +113,11 @@ class Forwarder:
             num_offers += 1
             try:
                 return await self._offer(pending, reservation)
-            except NoResponder as error:
-                refusal: KvmeshError = error
-                self._chooser.suspect(reservation.promise.worker)
             except KvmeshError as error:
-                if not error.retriable or isinstance(error, Disconnected) or _has_expired(pending):
+                self._metrics.not_taken(error.code)
+                if isinstance(error, NoResponder):
+                    self._chooser.suspect(reservation.promise.worker)
+                elif not error.retriable or isinstance(error, Disconnected) or _has_expired(pending):
                     raise
                 refusal = error
             if num_offers >= self._settings.num_offers:

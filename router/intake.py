@@ -59,6 +59,7 @@ class Intake:
         self._tracing = tracing
         self._tasks = tasks
         self._num_open = 0
+        metrics.running.set_function(lambda: self._num_open)
 
     def take_route(self, delivery: Delivery) -> None:
         """Handles the `route` subjects."""

@@ -134,6 +134,13 @@ class Predictions:
         ledger = self._ledgers.get(worker)
         return PromisedLoad(len(ledger.loads), ledger.new_tokens) if ledger else PromisedLoad()
 
+    def load(self) -> PromisedLoad:
+        """Of all workers together."""
+        ledgers = self._ledgers.values()
+        return PromisedLoad(
+            sum(len(ledger.loads) for ledger in ledgers), sum(ledger.new_tokens for ledger in ledgers)
+        )
+
     def match(self, keys: Sequence[int]) -> dict[str, int]:
         """How many blocks from the start of `keys` each worker was promised, where that is any."""
         depths = ((worker, ledger.match(keys)) for worker, ledger in self._ledgers.items())

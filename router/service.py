@@ -107,6 +107,7 @@ class RouterService:
         chooser = Chooser(settings, self._view, self._index, predictions, random.Random())
         self._forwarder = Forwarder(router, settings, bus, chooser, predictions, self._hearing, self._metrics)
         self._waitlist = Waitlist(router, settings, bus, chooser, self._forwarder, self._metrics)
+        self._predictions = predictions
 
     async def serve(self, shutdown: asyncio.Event) -> None:
         """Until `shutdown` is set and what was in hand is answered."""
@@ -120,6 +121,8 @@ class RouterService:
         self._metrics.queue_length.set_function(lambda: len(self._waitlist))
         self._metrics.index_blocks.set_function(lambda: self._index.num_blocks)
         self._metrics.workers.set_function(lambda: self._view.num_ready)
+        self._metrics.promised_sequences.set_function(lambda: self._predictions.load().num_sequences)
+        self._metrics.promised_tokens.set_function(lambda: self._predictions.load().new_tokens)
         self._health.require_to_be_ready("bus", lambda: "" if self._bus.is_connected else "not connected")
         self._health.require_to_be_ready("requests", lambda: "" if self._is_serving else "takes none now")
         self._health.note_started()

@@ -68,6 +68,7 @@ class FrontendMetrics:
             "cached_tokens_total", "prompt tokens whose KV was found, as told to clients"
         )
         self.running = metrics.gauge("requests_running", "requests that have begun and not ended")
+        self.streams = metrics.gauge("streams_live", "streams of tokens that are awaited from workers")
         self.moves = metrics.counter("request_moves_total", "requests sent on after a worker was lost")
         self.resends = metrics.counter("stream_resends_total", "resends asked of workers after a gap")
         self._finished = metrics.counter("requests_total", "requests ended, by how", ("reason",))
@@ -91,14 +92,26 @@ class RouterMetrics:
         self.promised_blocks = metrics.counter(
             "route_promised_hit_blocks_total", "blocks that the index promised on the chosen worker"
         )
+        self.running = metrics.gauge("route_requests_running", "requests in hand that have no answer yet")
+        self.promised_sequences = metrics.gauge(
+            "route_promised_sequences", "choices that no report of their worker includes yet"
+        )
+        self.promised_tokens = metrics.gauge("route_promised_tokens", "prompt tokens of these choices")
         self.index_blocks = metrics.gauge("route_index_blocks", "blocks in the index, over all workers")
         self.workers = metrics.gauge("route_workers", "workers that may be chosen")
         self.events = metrics.counter("route_kv_events_total", "KV events applied to the index")
         self.snapshots = metrics.counter("route_snapshots_total", "snapshots asked of workers after a gap")
         self._decided = metrics.counter("route_decisions_total", "routed requests, by outcome", ("outcome",))
+        self._not_taken = metrics.counter(
+            "route_offers_not_taken_total", "offers that a worker did not take, by why", ("reason",)
+        )
 
     def decided(self, outcome: str) -> None:
         self._decided.labels(outcome).inc()
+
+    def not_taken(self, reason: str) -> None:
+        """`reason` is an error's code: a small, fixed set."""
+        self._not_taken.labels(reason).inc()
 
 
 class WorkerMetrics:

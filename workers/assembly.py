@@ -58,6 +58,7 @@ class Parts:
     peers: Peers
     publisher: EventPublisher
     lender: Lender
+    held: HeldGrants
     view: PrefillView
     patrol: Patrol
     decode_desk: DecodeDesk
@@ -120,6 +121,7 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
         peers=ground.peers,
         publisher=publisher,
         lender=lender,
+        held=held,
         view=view,
         patrol=Patrol(lender, control, settings.max_quarantine_s, on_overdue),
         decode_desk=decode_desk,
@@ -149,6 +151,15 @@ def observe(metrics: Metrics, ground: Ground, parts: Parts) -> None:
     metrics.observe(
         "preemptions", "sequences that gave their blocks back", lambda: engine.load().num_preemptions
     )
+    metrics.observe("attempts_served", "attempts taken and not ended", lambda: len(parts.decode_desk.served))
+    metrics.observe(
+        "jobs_in_hand", "remote prefill jobs taken and not ended", lambda: parts.prefill_desk.num_jobs
+    )
+    metrics.observe(
+        "grants", "grants given to others, those in quarantine included", lambda: len(lender.grants)
+    )
+    metrics.observe("grants_held", "grants of others that may still be written here", lambda: len(parts.held))
+    metrics.observe("pins", "pins given to others", lambda: len(lender.pins))
     metrics.observe("streams_kept", "streams kept for resends", lambda: len(parts.outbox))
     metrics.observe("bus_dropped", "messages lost to a full buffer", lambda: ground.bus.num_dropped)
     metrics.observe("bus_expired", "messages dropped as too old", lambda: ground.bus.num_expired)

@@ -317,6 +317,7 @@ async def open_stream_hub(
     """
     async with open_tasks() as tasks:
         hub = StreamHub(bus, ns, rules, tracing, metrics, tasks)
+        metrics.streams.set_function(lambda: hub.num_live)
         liveness.on_change(hub.apply_liveness)
         liveness.on_beat(hub.apply_beat)
         subscription = await bus.subscribe(subjects.stream(ns, client), hub.take)

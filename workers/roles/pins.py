@@ -41,5 +41,8 @@ class PinTable:
             del self._by_id[held.pin]
         return over
 
+    def __len__(self) -> int:
+        return len(self._by_id)
+
     def all(self) -> list[HeldPin]:
         return list(self._by_id.values())
