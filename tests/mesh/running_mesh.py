@@ -20,8 +20,13 @@ from services.servers import reserve_port
 START_S = 90.0
 LOOK_S = 0.05
 EMPTY_AT_REST = {
-    "frontend": ("kvmesh_requests_running",),
-    "router": ("kvmesh_route_queue_length",),
+    "frontend": ("kvmesh_requests_running", "kvmesh_streams_live"),
+    "router": (
+        "kvmesh_route_requests_running",
+        "kvmesh_route_queue_length",
+        "kvmesh_route_promised_sequences",
+        "kvmesh_route_promised_tokens",
+    ),
     "worker": (
         "kvmesh_sequences_running",
         "kvmesh_prefill_queue_length",
@@ -90,8 +95,8 @@ class RunningMesh:
         except httpx.HTTPError:
             return {}
 
-    def wait_at_rest(self, limit_s: float = 10.0) -> None:
-        """Every pool, gauge and table is where it began."""
+    def wait_at_rest(self, limit_s: float = 15.0) -> None:
+        """Every pool, gauge and table is where it began. A promise of a router may take 10 s to lapse."""
         try:
             self.wait_until("the mesh is at rest", lambda: not self.unrest(), limit_s)
         except AssertionError as error:
