@@ -8,7 +8,7 @@ that evicted block 2 may still hold block 5, and only 2 blocks of its prefix are
 much: a step of the walk costs a small part of the hash that was computed for it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from proto.blockhash import HASH_BYTES
 from proto.errors import InvalidRequest
@@ -36,10 +36,11 @@ class KvIndex:
         self._blocks: dict[str, set[int]] = {}
         self._bits: dict[str, int] = {}
         self._workers: dict[int, str] = {}
+        self._leavings: dict[int, set[int]] = {}  # of forgotten workers, by bit, until they are swept
 
     @property
     def num_blocks(self) -> int:
-        """Distinct blocks held anywhere."""
+        """Distinct blocks held anywhere; what is left of forgotten workers counts until it is swept."""
         return len(self._holders)
 
     def num_blocks_of(self, worker: str) -> int:
@@ -54,17 +55,29 @@ class KvIndex:
         if isinstance(event, BlocksStored):
             self._store(worker, keys)
         else:
-            self._remove(worker, keys)
+            self.remove(worker, keys)
 
-    def keep_only(self, worker: str, held: set[int]) -> None:
-        """Of what `worker` is believed to hold, what is not in `held` goes."""
-        self._remove(worker, self._blocks.get(worker, set()) - held)
+    def keys_of(self, worker: str) -> Set[int]:
+        """What `worker` is believed to hold; it changes with the index."""
+        return self._blocks.get(worker, frozenset())
 
     def forget(self, worker: str) -> None:
-        """`worker` holds nothing any more, and its bit is free for another."""
-        self._remove(worker, self._blocks.get(worker, set()).copy())
-        self._blocks.pop(worker, None)
-        self._workers.pop(self._bits.pop(worker, 0), None)
+        """`worker` holds nothing any more, at once; what is left of it is for `sweep`."""
+        bit, blocks = self._bits.pop(worker, 0), self._blocks.pop(worker, None)
+        if self._workers.pop(bit, None) is not None and blocks is not None:
+            self._leavings[bit] = blocks
+
+    def sweep(self, limit: int) -> bool:
+        """Drops `limit` blocks at most that only forgotten workers held; whether there are more.
+
+        A worker's million blocks take most of a second to drop, which the loop must not lose at once.
+        """
+        for bit, blocks in self._leavings.items():
+            self._drop([blocks.pop() for _ in range(min(limit, len(blocks)))], bit)
+            if not blocks:
+                del self._leavings[bit]  # its bit is free for another
+            break
+        return bool(self._leavings)
 
     def match(self, keys: Sequence[int]) -> dict[str, int]:
         """How many blocks from the start of `keys` each worker holds without a hole, where that is any."""
@@ -99,24 +112,29 @@ class KvIndex:
             holders[key] = find(key, 0) | bit
         self._blocks[worker].update(keys)
 
-    def _remove(self, worker: str, keys: Collection[int]) -> None:
+    def remove(self, worker: str, keys: Collection[int]) -> None:
+        """`worker` does not hold these."""
         blocks = self._blocks.get(worker)
         if not blocks:
             return
-        bit, holders = self._bits[worker], self._holders
-        for key in blocks.intersection(keys):
+        self._drop(blocks.intersection(keys), self._bits[worker])
+        blocks.difference_update(keys)
+
+    def _drop(self, keys: Iterable[int], bit: int) -> None:
+        """Takes `bit` out of each of `keys`, all of which have it."""
+        holders = self._holders
+        for key in keys:
             rest = holders[key] ^ bit
             if rest:
                 holders[key] = rest
             else:
                 del holders[key]
-        blocks.difference_update(keys)
 
     def _bit_of(self, worker: str) -> int:
         """The bit of `worker`, the lowest free one when it has none."""
         bit = self._bits.get(worker)
         if bit is None:
-            taken = sum(self._bits.values())
+            taken = sum(self._bits.values()) + sum(self._leavings)
             bit = self._bits[worker] = ~taken & (taken + 1)
             self._workers[bit] = worker
             self._blocks[worker] = set()

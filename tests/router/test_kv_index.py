@@ -51,7 +51,7 @@ def take(index: KvIndex, verb: str, worker: str, hashes: list[bytes]) -> None:
         index.apply(worker, BlocksRemoved(packed))
     elif verb == "replace":
         index.apply(worker, BlocksStored(packed))
-        index.keep_only(worker, set(block_keys(packed)))
+        index.remove(worker, index.keys_of(worker) - set(block_keys(packed)))
     else:
         index.forget(worker)
 
@@ -66,6 +66,8 @@ def test_the_index_says_what_its_naive_twin_says(
         naive.take(verb, worker, hashes)
     for prompt in prompts:
         assert index.match(block_keys(pack_hashes(prompt))) == naive.match(prompt)
+    while index.sweep(3):
+        pass
     assert index.num_blocks == len(set().union(*naive.held.values()))
     for worker in WORKERS:
         assert index.num_blocks_of(worker) == len(naive.held.get(worker, ()))
@@ -98,12 +100,25 @@ def test_memory_levels_off_under_a_million_prefixes() -> None:
     assert index.num_blocks == index.num_blocks_of("w0") == 3000
 
 
+def test_a_forgotten_worker_matches_nothing_while_its_blocks_are_dropped_piece_by_piece() -> None:
+    index = KvIndex()
+    take(index, "stored", "w0", HASHES)
+    take(index, "stored", "w1", HASHES[:3])
+    index.forget("w0")
+    take(index, "stored", "w0", HASHES[:1])
+    for num_left in (3, 2, 1, 0):
+        assert index.match(block_keys(pack_hashes(HASHES))) == {"w0": 1, "w1": 3}
+        assert index.sweep(7) == (num_left > 0)
+    assert index.num_blocks == 3
+
+
 def test_the_bit_of_a_forgotten_worker_serves_the_next_one() -> None:
     index = KvIndex()
     for number in range(500):
         take(index, "stored", f"life-{number}", HASHES)
         take(index, "stored", "w0", HASHES[:3])
         index.forget(f"life-{number}")
+        index.sweep(len(HASHES))
     assert index.match(block_keys(pack_hashes(HASHES))) == {"w0": 3}
     assert max(index._workers) <= 2
 
