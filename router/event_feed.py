@@ -10,20 +10,23 @@
 ```
 An event is lacking when a later one is here, or when a report names a later one. Events that came too early,
 or during a fetch, are held back; doubled ones are passed over. The machine knows no clock and no bus.
+
+What concerns a worker's whole cache is done in slices, between which the loop turns.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
 from proto.blockhash import HASH_BYTES
-from proto.control import TakeSnapshot
 from proto.errors import Conflict, InvalidRequest
 from proto.events import BlocksStored, KvEvents, SnapshotPage
 from router.kv_index import KvIndex, block_keys
 from services.backoff import Backoff
 
 GROUP, TIER = 0, "pool"  # what a prefix hit of today's models is made of
+SLICE_BLOCKS = 2048  # few milliseconds in the index
 
 
 class FeedRules(msgspec.Struct, frozen=True):
@@ -39,13 +42,16 @@ class FeedRules(msgspec.Struct, frozen=True):
 
 
 class Fetch:
-    """A snapshot on its way: the hashes so far. Owned by one task; void once its feed has begun another."""
+    """A snapshot on its way. Owned by one task; void once its feed has begun another.
 
-    def __init__(self, worker: str) -> None:
+    `held` is what its pages named; None where the index believed nothing, so that nothing can be stale.
+    """
+
+    def __init__(self, worker: str, held: set[int] | None) -> None:
         self.worker = worker
         self.number = -1
         self.page = 0
-        self.held: set[int] = set()
+        self.held = held
 
 
 class _Feed:
@@ -114,31 +120,49 @@ class EventFeed:
         return min((due_s for _, due_s in self._waiting()), default=None)
 
     def begin_fetch(self, worker: str) -> Fetch:
-        """The first question to ask is a plain `TakeSnapshot()`."""
+        """The first question to ask is a plain `TakeSnapshot()`, the next ones name its number."""
         feed = self._feeds[worker]
-        feed.fetch = Fetch(worker)
+        feed.fetch = Fetch(worker, set() if self._index.keys_of(worker) else None)
         return feed.fetch
 
-    def take_page(self, fetch: Fetch, page: SnapshotPage) -> TakeSnapshot | None:
-        """Takes a page; what to ask next, or None when the snapshot is whole and in the index.
-
-        Pages enter the index as they come, so that a large snapshot never holds up the loop for long.
+    def take_page(self, fetch: Fetch, page: SnapshotPage) -> None:
+        """Takes the next page, which enters the index at once. After the last one comes `finish`.
 
         Raises:
             Conflict: the fetch is void, the page of another life or snapshot, or older than the index.
         """
-        feed = self._feed_of(fetch, page)
+        self._check_page(fetch, page)
         fetch.number = page.number
         fetch.page += 1
-        fetch.held.update(block_keys(page.hashes))
+        if fetch.held is not None:
+            fetch.held.update(block_keys(page.hashes))
         self._index.apply(fetch.worker, BlocksStored(page.hashes))
-        if not page.is_last:
-            return TakeSnapshot(page=fetch.page, number=fetch.number)
-        self._index.keep_only(fetch.worker, fetch.held)
-        feed.applied, feed.fetch = page.number, None
+
+    def finish(self, fetch: Fetch) -> Iterator[None]:
+        """What follows the last page, slice by slice: what no page named goes, what was held back comes.
+
+        Raises:
+            Conflict: the fetch is void: meanwhile the worker began another life, or is gone.
+        """
+        stale: list[int] = []
+        if fetch.held is not None:
+            believed = iter(self._index.keys_of(fetch.worker))
+            while piece := set(islice(believed, SLICE_BLOCKS)):
+                stale += piece - fetch.held
+                yield
+                self._feed_of(fetch)
+        for start in range(0, len(stale), SLICE_BLOCKS):
+            self._index.remove(fetch.worker, stale[start : start + SLICE_BLOCKS])
+            yield
+            self._feed_of(fetch)
+        feed = self._feed_of(fetch)
+        feed.applied, feed.fetch = fetch.number, None
         feed.backoff.reset()
         self._apply_held_back(feed)
-        return None
+
+    def sweep(self) -> bool:
+        """Drops a slice of what forgotten workers held; whether there is more."""
+        return self._index.sweep(SLICE_BLOCKS)
 
     def fail_fetch(self, fetch: Fetch, now_s: float) -> None:
         """The snapshot could not be had; another try after a pause."""
@@ -172,13 +196,16 @@ class EventFeed:
             feed.applied = max(feed.applied, batch.last)
         feed.was_whole = feed.was_whole or not feed.is_lacking
 
-    def _feed_of(self, fetch: Fetch, page: SnapshotPage) -> _Feed:
-        feed = self._feeds.get(fetch.worker)
-        if feed is None or feed.fetch is not fetch:
-            raise Conflict(key=f"the feed of {fetch.worker}")
+    def _check_page(self, fetch: Fetch, page: SnapshotPage) -> None:
+        feed = self._feed_of(fetch)
         is_next = page.page == fetch.page and (fetch.page == 0 or page.number == fetch.number)
         if page.incarnation != feed.incarnation or not is_next or page.number < feed.applied:
             raise Conflict(key=f"the snapshot of {fetch.worker}")
+
+    def _feed_of(self, fetch: Fetch) -> _Feed:
+        feed = self._feeds.get(fetch.worker)
+        if feed is None or feed.fetch is not fetch:
+            raise Conflict(key=f"the feed of {fetch.worker}")
         return feed
 
 

@@ -82,7 +82,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 1024
     event_grace_s: Annotated[
         float, Meta(description="seconds that a missing KV event may still come by itself", ge=0)
-    ] = 0.3
+    ] = 0.1
     event_batches: Annotated[
         int, Meta(description="batches of KV events held back for each worker while one is missing", ge=1)
     ] = 1024

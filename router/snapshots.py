@@ -10,11 +10,13 @@ import msgspec
 from proto.codec import encode
 from proto.control import CONTROL_REPLIES, Snapshot, TakeSnapshot
 from proto.errors import Conflict, KvmeshError, from_fault
+from proto.events import SnapshotPage
 from proto.requests import Refused
 from proto.subjects import worker_control
 from router.event_feed import EventFeed, Fetch
 from services.bus import Bus
 from services.metrics import RouterMetrics
+from services.tasks import open_tasks
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class Snapshots:
         self._news.set()
 
     async def run(self) -> None:
-        """Without end."""
+        """Without end. Between fetches it drops, piece by piece, what forgotten workers held."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._news.clear()
@@ -54,7 +56,10 @@ class Snapshots:
                         self._num_running += 1
                         fetch = self._feed.begin_fetch(worker)
                         tasks.create_task(self._fetch(fetch), name=f"snapshot-{worker}")
-                await self._wait_news()
+                if self._feed.sweep():
+                    await asyncio.sleep(0)
+                else:
+                    await self._wait_news()
 
     async def _wait_news(self) -> None:
         """Waits for news, or for the moment when a missing event has had time enough to come."""
@@ -67,10 +72,10 @@ class Snapshots:
 
     async def _fetch(self, fetch: Fetch) -> None:
         self._metrics.snapshots.inc()
-        ask: TakeSnapshot | None = TakeSnapshot()
         try:
-            while ask is not None:
-                ask = self._feed.take_page(fetch, (await self._ask(fetch.worker, ask)).page)
+            await self._take_pages(fetch)
+            for _ in self._feed.finish(fetch):
+                await asyncio.sleep(0)
         except KvmeshError as error:
             _log.info("no snapshot of %s: %s", fetch.worker, error)
             self._feed.fail_fetch(fetch, time.monotonic())
@@ -80,11 +85,23 @@ class Snapshots:
             for listener in self.listeners:
                 listener()
 
-    async def _ask(self, worker: str, ask: TakeSnapshot) -> Snapshot:
+    async def _take_pages(self, fetch: Fetch) -> None:
+        """Asks for the next page before it takes one, so that worker and router work at the same time."""
+        async with open_tasks() as asks:
+            page = await self._ask(fetch.worker, TakeSnapshot())
+            while not page.is_last:
+                ask = self._ask(fetch.worker, TakeSnapshot(page.page + 1, page.number))
+                asked = asks.create_task(ask, name=f"page-{page.page + 1}-{fetch.worker}")
+                await asyncio.sleep(0)
+                self._feed.take_page(fetch, page)
+                page = await asked
+            self._feed.take_page(fetch, page)
+
+    async def _ask(self, worker: str, ask: TakeSnapshot) -> SnapshotPage:
         payload = await self._bus.request(worker_control(self._ns, worker), encode(ask), self._rules.page_s)
         reply = CONTROL_REPLIES.decode(payload)
         if isinstance(reply, Refused):
             raise from_fault(reply.fault)
         if not isinstance(reply, Snapshot):
             raise Conflict(key=f"the snapshot of {worker}")
-        return reply
+        return reply.page

@@ -1,46 +1,45 @@
-"""A prefix cache as others see it: numbered events, ten messages a second at most, and snapshots.
-
-Snapshots are served from a mirror kept here, so that the engine is not asked.
-"""
+"""Tells others what a prefix cache holds: ten messages of events a second at most, and snapshots."""
 
 import asyncio
 import logging
-import time
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from proto import subjects
 from proto.blockhash import HASH_BYTES
 from proto.codec import encode
-from proto.errors import InvalidRequest, KvmeshError
-from proto.events import BlocksStored, KvEvent, KvEvents, SnapshotPage, unpack_hashes
+from proto.errors import KvmeshError
+from proto.events import KvEvent, SnapshotPage
 from services.bus import Bus
+from workers.cache_mirror import CacheMirror
 from workers.engine.engine import Engine
 
 INTERVAL_S = 0.1
 LOOK_S = 1.0
-PAGE_HASHES = 32_768
-MAX_MESSAGE_HASHES = 16_384
-SNAPSHOT_KEEP_S = 30.0
-MAX_SNAPSHOTS = 8
+MAX_MESSAGE_HASHES = 8192  # what a router takes in without holding up its loop
 
 log = logging.getLogger(__name__)
 
 
 class EventPublisher:
-    """Belongs to the event loop. `number` is that of the last event published."""
+    """Belongs to the event loop."""
 
     def __init__(self, bus: Bus, ns: str, worker: str, incarnation: str, engine: Engine) -> None:
         self._bus = bus
         self._subject = subjects.kv(ns, worker)
-        self._worker = worker
-        self._incarnation = incarnation
         self._engine = engine
-        self._mirror: set[bytes] = set()
-        self._snapshots: OrderedDict[int, tuple[float, list[bytes]]] = OrderedDict()
+        self._mirror = CacheMirror(worker, incarnation)
         self._stepped = asyncio.Event()
-        self.number = 0
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def number(self) -> int:
+        """That of the last event published."""
+        return self._mirror.number
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """`listener()` after each message: the next report should name its last event, lest it be lost."""
+        self._listeners.append(listener)
 
     def note_step(self) -> None:
         """The cache may have changed."""
@@ -58,53 +57,17 @@ class EventPublisher:
                 await asyncio.sleep(INTERVAL_S)
 
     async def _publish_some(self, events: list[KvEvent]) -> None:
-        first = self.number + 1
-        for event in events:
-            hashes = unpack_hashes(event.hashes)
-            if isinstance(event, BlocksStored):
-                self._mirror.update(hashes)
-            else:
-                self._mirror.difference_update(hashes)
-        self.number += len(events)
-        message = KvEvents(self._worker, self._incarnation, first, events)
+        message = self._mirror.tell(events)
         try:
             await self._bus.publish(self._subject, encode(message))
         except KvmeshError as error:
             log.debug("events were not published", extra={"reason": str(error)})
+        for listener in self._listeners:
+            listener()
 
     def snapshot(self, page: int, number: int) -> SnapshotPage:
-        """A page of the mirror as it was after event `number`; page 0 takes it anew.
-
-        Raises:
-            InvalidRequest: that snapshot is no longer kept, or has no such page.
-        """
-        if page == 0:
-            number = self._take_snapshot()
-        kept = self._snapshots.get(number)
-        if kept is None:
-            raise InvalidRequest(field="number", reason=f"no snapshot of event {number} is kept")
-        pages = kept[1]
-        if not 0 <= page < len(pages):
-            raise InvalidRequest(field="page", reason=f"there are {len(pages)} pages")
-        return SnapshotPage(
-            self._worker, self._incarnation, number, page, page == len(pages) - 1, pages[page]
-        )
-
-    def _take_snapshot(self) -> int:
-        """Its number; one that many ask for at once is made once."""
-        if self.number in self._snapshots:
-            return self.number
-        now_s = time.monotonic()
-        while self._snapshots and (
-            len(self._snapshots) >= MAX_SNAPSHOTS
-            or next(iter(self._snapshots.values()))[0] < now_s - SNAPSHOT_KEEP_S
-        ):
-            self._snapshots.popitem(last=False)
-        whole = b"".join(self._mirror)
-        size = PAGE_HASHES * HASH_BYTES
-        pages = [whole[start : start + size] for start in range(0, len(whole), size)] or [b""]
-        self._snapshots[self.number] = (now_s, pages)
-        return self.number
+        """As `CacheMirror.snapshot`."""
+        return self._mirror.snapshot(page, number)
 
 
 def _in_messages(events: list[KvEvent]) -> Iterator[list[KvEvent]]:

@@ -195,6 +195,7 @@ async def _serve(outside: Outside, ground: Ground, parts: Parts, rank: RankAgent
         async with send_beats(bus, subjects.beat(ns, term.worker), parts.reporter.payload, beating) as beats:
             ground.bridge.connect(lambda events: _take_step(parts, beats, events))
             parts.prefill_desk.on_change(beats.hurry)
+            parts.publisher.on_change(beats.hurry)
             await registration.publish_agent()
             await registration.publish(term)
             outside.health.require_to_be_ready("shutdown", lambda: _leaving(outside.shutdown))
