@@ -59,6 +59,7 @@ class ModelDirectory:
         self._cards: dict[str, ModelCard] = {}
         self._workers: dict[str, WorkerCard] = {}
         self._listed: set[str] = set()
+        self._listed_models: set[str] = set()
         self._texts: dict[TextFiles, ModelText] = {}
         self._reading: dict[TextFiles, asyncio.Lock] = {}
 
@@ -132,23 +133,35 @@ class ModelDirectory:
             self._forget_gone()
 
     def _forget_gone(self) -> None:
-        """A vanished key alone ends nothing: the worker is forgotten once its beats have ended too."""
+        """A vanished key alone ends nothing: a worker is forgotten once its beats have ended too.
+
+        And a model once no worker of it is known.
+        """
         self._workers = {
             worker: card
             for worker, card in self._workers.items()
             if worker in self._listed or self._liveness.is_alive(worker)
         }
+        kept = self._listed_models | {card.model for card in self._workers.values()}
+        self._cards = {name: card for name, card in self._cards.items() if name in kept}
 
     async def _follow_models(self) -> None:
         async with self._directory.watch(keys.models(self._ns)) as changes:
             async for change in changes:
                 match change:
                     case Listed(entries=entries):
-                        self._cards = {card.name: card for card in _read_all(entries, ModelCard)}
+                        self._listed_models.clear()
+                        self._learn_models(entries)
                     case Changed(entry=entry):
-                        self._cards |= {card.name: card for card in _read_all([entry], ModelCard)}
+                        self._learn_models([entry])
                     case Removed(key=key):
-                        self._cards.pop(keys.model_of(key), None)
+                        self._listed_models.discard(keys.model_of(key))
+                self._forget_gone()
+
+    def _learn_models(self, entries: list[Entry]) -> None:
+        for card in _read_all(entries, ModelCard):
+            self._cards[card.name] = card
+            self._listed_models.add(card.name)
 
     async def _follow_workers(self) -> None:
         async with self._directory.watch(keys.workers(self._ns)) as changes:

@@ -1,7 +1,8 @@
 """Who can be chosen: cards, load reports and liveness, merged for each worker.
 
 The directory says who exists, beats say who is alive. The newest of card and report wins: by epoch, then by
-state, in which `leaving` is final. A vanished card alone ends nothing: while its beats go on a worker counts.
+state, in which `leaving` is final. A vanished card alone ends nothing: while its beats go on a worker counts,
+and so does a model while any of its workers does.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -44,15 +45,19 @@ class WorkersView:
         self._lives = lives
         self._is_alive = is_alive
         self._models: dict[str, ModelCard] = {}
+        self._listed_models: set[str] = set()
         self._cards: dict[str, WorkerCard] = {}
         self._reports: dict[str, LoadReport] = {}
         self._listed: set[str] = set()
 
     def put_model(self, card: ModelCard) -> None:
         self._models[card.name] = card
+        self._listed_models.add(card.name)
 
     def drop_model(self, name: str) -> None:
-        self._models.pop(name, None)
+        """The directory has the model no more; it stays while a worker of it is known."""
+        self._listed_models.discard(name)
+        self._forget_models()
 
     def model(self, name: str) -> ModelCard | None:
         return self._models.get(name)
@@ -119,7 +124,12 @@ class WorkersView:
             self._cards.pop(worker, None)
             self._reports.pop(worker, None)
             self._lives.forget(worker)
+        self._forget_models()
         return gone
+
+    def _forget_models(self) -> None:
+        kept = self._listed_models | {card.model for card in self._cards.values()}
+        self._models = {name: model for name, model in self._models.items() if name in kept}
 
     def _is_present(self, worker: str, incarnation: str) -> bool:
         return self._lives.present(worker) == incarnation

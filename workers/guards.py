@@ -1,16 +1,18 @@
 """What must stay true while a worker serves; the process ends when it does not, and somebody restarts it."""
 
 import asyncio
+import logging
 from collections.abc import Iterable
 
 from proto import keys, subjects
 from proto.cards import ModelCard
-from proto.codec import decode
-from proto.errors import InternalFault, InvalidSetting
+from proto.codec import decode, encode
+from proto.errors import DeadlineExceeded, Disconnected, InternalFault, InvalidSetting
 from proto.reports import AnyBeat, LoadReport
 from proto.roles import WorkerState
+from services.backoff import Backoff
 from services.bus import Bus
-from services.directory import Change, Changed, Directory, Entry, Listed
+from services.directory import Change, Changed, Directory, Entry, Listed, Removed
 from services.liveness import Liveness
 from workers.engine.engine import Engine
 from workers.registration import check_alike
@@ -19,6 +21,8 @@ from workers.transfer.transfer_thread import TransferThread
 
 LOOK_S = 0.25
 PROBE_S = 2.0
+
+log = logging.getLogger(__name__)
 
 
 async def check_name_free(bus: Bus, ns: str, worker: str) -> None:
@@ -57,7 +61,10 @@ def _name_taken(worker: str) -> InvalidSetting:
 
 
 async def guard_model(directory: Directory, ns: str, ours: ModelCard) -> None:
-    """Two workers that publish different cards at one moment must not serve one model together.
+    """The model's card stays in the directory while we serve it, and stays one that we serve.
+
+    An etcd that came back empty has lost it. And of two workers that publish different cards at one moment
+    one ends: they must not serve one model together.
 
     Raises:
         InvalidSetting: the model's card has become one that we do not serve.
@@ -68,6 +75,8 @@ async def guard_model(directory: Directory, ns: str, ours: ModelCard) -> None:
             for entry in _entries(change):
                 if entry.key == key:
                     check_alike(ours, decode(entry.value, ModelCard))
+            if _says_gone(change, key):
+                await _put_again(directory, key, ours)
 
 
 def _entries(change: Change) -> Iterable[Entry]:
@@ -78,6 +87,24 @@ def _entries(change: Change) -> Iterable[Entry]:
             return (entry,)
         case _:
             return ()
+
+
+def _says_gone(change: Change, key: str) -> bool:
+    if isinstance(change, Listed):
+        return all(entry.key != key for entry in change.entries)
+    return isinstance(change, Removed) and change.key == key
+
+
+async def _put_again(directory: Directory, key: str, ours: ModelCard) -> None:
+    """Unless somebody else was quicker, whose card the watch brings."""
+    backoff = Backoff()
+    while True:
+        try:
+            if await directory.create(key, encode(ours)):
+                log.warning("the model's card was gone; put again", extra={"model": ours.name})
+            return
+        except (Disconnected, DeadlineExceeded):
+            await asyncio.sleep(backoff.next_s())
 
 
 async def guard_threads(engine: Engine, transfers: TransferThread) -> None:

@@ -118,3 +118,23 @@ def test_a_worker_of_another_kv_class_is_not_chosen() -> None:
     scene.view.put_card(card(kv_class=KvClass("digest", "float32", 32)))
     scene.view.put_report(report())
     assert scene.ready() == []
+
+
+def test_a_vanished_model_stays_while_a_worker_of_it_is_known() -> None:
+    scene = Scene()
+    scene.view.put_model(MODEL)
+    scene.view.put_card(card())
+    scene.view.drop_model("m")
+    scene.view.drop_key("w")
+    assert scene.view.take_gone() == []
+    assert scene.view.model("m") == MODEL
+    scene.alive = False
+    scene.view.take_gone()
+    assert scene.view.model("m") is None
+
+
+def test_a_vanished_model_that_nobody_serves_is_forgotten_at_once() -> None:
+    scene = Scene()
+    scene.view.put_model(MODEL)
+    scene.view.drop_model("m")
+    assert scene.view.model("m") is None

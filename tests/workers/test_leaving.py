@@ -10,13 +10,14 @@ import pytest
 
 from proto import keys
 from proto.cards import KvClass, ModelCard, TextFiles
-from proto.codec import encode
+from proto.codec import decode, encode
 from proto.errors import InvalidSetting
 from proto.names import new_id
 from proto.requests import Refused
 from proto.roles import Role, WorkerState
-from services.directory import DirectorySettings, open_directory
+from services.directory import Changed, Directory, DirectorySettings, Listed, open_directory
 from services.process import EXIT_FAILED, EXIT_WRONG_SETTING
+from services.servers import Server
 from tests.tiny_model import write_tiny
 from tests.workers.harness import Client, Fleet, Worker, open_client, random_prompt, until
 from workers.engine.simulated_runner import SimulatedModel
@@ -169,6 +170,36 @@ def test_a_card_that_changes_under_a_worker_ends_it(simulated: Fleet, namespace:
             with pytest.raises(InvalidSetting, match="block_size 32, not 16"):
                 async with asyncio.timeout(10):
                     await guarding
+
+    asyncio.run(run())
+
+
+def test_a_card_that_vanishes_with_the_directory_is_put_again(
+    make_etcd: Callable[[], Server], namespace: str
+) -> None:
+    ours = ModelCard("m", KvClass("digest", "float32", 16), TextFiles("tokenizer"), 64, 100, [0])
+
+    async def wait_card(directory: Directory, key: str) -> None:
+        async with asyncio.timeout(10), directory.watch(key) as changes:
+            async for change in changes:
+                if isinstance(change, Changed) or (isinstance(change, Listed) and change.entries):
+                    return
+
+    async def run() -> None:
+        server = make_etcd()
+        async with open_directory(DirectorySettings(endpoints=[server.url])) as directory:
+            key = keys.model(namespace, ours.name)
+            guarding = asyncio.ensure_future(guard_model(directory, namespace, ours))
+            await wait_card(directory, key)
+            await directory.delete(key)
+            await wait_card(directory, key)
+            server.kill()
+            server.wipe()
+            server.restart()
+            await wait_card(directory, key)
+            entry = await directory.get(key)
+            assert entry is not None and decode(entry.value, ModelCard) == ours
+            guarding.cancel()
 
     asyncio.run(run())
 
