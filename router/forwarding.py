@@ -26,6 +26,7 @@ from router.hashed_prompt import HashedPrompt
 from router.hearing import Hearing
 from router.predictions import Predictions, Promise
 from router.settings import RouterSettings
+from router.waiting_room import Wish
 from services.bus import Bus
 from services.metrics import RouterMetrics
 
@@ -39,6 +40,10 @@ class Pending(msgspec.Struct, frozen=True, eq=False):
     headers: dict[str, str]
     arrived_s: float
     until_s: float
+
+    @property
+    def wish(self) -> Wish:
+        return Wish(self.request.priority, self.arrived_s, self.until_s)
 
     @property
     def max_tokens(self) -> int:

@@ -23,6 +23,7 @@ from proto.tokens import TOKEN_BYTES, count_tokens
 from router.forwarding import Forwarder, Pending
 from router.hashed_prompt import hash_prompt
 from router.settings import RouterSettings
+from router.waiting_room import Wish
 from router.waitlist import Waitlist
 from router.workers_view import WorkersView
 from services.bus import Delivery
@@ -137,10 +138,15 @@ class Intake:
         return self._waitlist.put(pending)
 
     async def _admit(self, request: GenerateRequest) -> Pending:
-        """The request with its model and its hashes, when it can be served at all."""
+        """The request with its model and its hashes, when it can be served at all.
+
+        Where there is a line that it could not join, the work of hashing is spared.
+        """
         arrived_s = time.monotonic()
         model = await self._find_model(request.model)
         _check_prompt(request, model)
+        if self._waitlist.has_line(model.name):
+            self._waitlist.check(model, Wish(request.priority, arrived_s, arrived_s + request.deadline_s))
         return Pending(
             request=request,
             model=model,

@@ -3,7 +3,8 @@
 ```
  put ──► waiting ──► a worker has room ──► offered ──► taken      the worker's frames tell the client
             │                                │
-            ├── deadline, no worker left ────┴──► failed          a last frame from here tells the client
+            ├── deadline, no worker left, ───┴──► failed          a last frame from here tells the client
+            │   somebody of higher priority
             └── cancelled: gone, or the cancel follows it to the worker
 ```
 """
@@ -13,6 +14,7 @@ import logging
 import time
 from collections.abc import Iterator
 
+from proto.cards import ModelCard
 from proto.codec import encode
 from proto.control import Cancel
 from proto.errors import DeadlineExceeded, KvmeshError, Overloaded, to_fault
@@ -22,7 +24,7 @@ from proto.subjects import stream, worker_control
 from router.chooser import Chooser
 from router.forwarding import Forwarder, Pending, Reservation
 from router.settings import RouterSettings
-from router.waiting_room import WaitingRoom
+from router.waiting_room import WaitingRoom, Wish
 from services.bus import Bus
 from services.metrics import RouterMetrics
 
@@ -30,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 CANCEL_LIMIT_S = 1.0
 ENDING_RETRY_S = 1.0
+DISPLACED_RETRY_S = 5.0
 NOT_CANCELLED = -1
 
 
@@ -56,6 +59,7 @@ class Waitlist:
         self._empty = asyncio.Event()
         self._empty.set()
         self._is_closed = False
+        self._displaced: list[Pending] = []
         self._offered: dict[str, int] = {}  # requests on their way to a worker: the attempt to cancel there
         self._workers: dict[str, str] = {}  # where requests that had waited went; the last ones only
 
@@ -69,31 +73,41 @@ class Waitlist:
         """Whether somebody waits for this model already: who comes now stands in line."""
         return bool(self._rooms.get(model))
 
-    def put(self, pending: Pending) -> Queued:
-        """Lets the request wait.
+    def check(self, model: ModelCard, wish: Wish) -> float:
+        """The wait that is expected of who comes now.
 
         Raises:
             Overloaded: it cannot wait here, or not long enough.
         """
         if self._is_closed:
             raise Overloaded(reason="this router is ending", retry_after_s=ENDING_RETRY_S)
-        name = pending.model.name
-        room = self._rooms.setdefault(name, WaitingRoom(self._settings.queue_limit))
-        wait_s = room.put(
-            pending,
-            priority=pending.request.priority,
-            now_s=time.monotonic(),
-            until_s=pending.until_s,
-            seat_s=self._chooser.seat_s(pending.model),
-        )
+        return self._room(model).expect(wish, time.monotonic(), self._chooser.seat_s(model))
+
+    def put(self, pending: Pending) -> Queued:
+        """Lets the request wait. Raises as `check`."""
+        wait_s = self.check(pending.model, pending.wish)
+        self._stand(pending)
+        return Queued(self._router, wait_s)
+
+    def _stand(self, pending: Pending) -> None:
+        """The request stands in line, where it stood before if it comes back from workers that were full."""
+        displaced = self._room(pending.model).put(pending, pending.wish, time.monotonic())
+        if displaced is not None:
+            self._displaced.append(displaced)
         self._empty.clear()
         self.wake()
-        return Queued(self._router, wait_s)
+
+    def _room(self, model: ModelCard) -> WaitingRoom[Pending]:
+        room = self._rooms.get(model.name)
+        if room is None:
+            settings = self._settings
+            room = self._rooms[model.name] = WaitingRoom(settings.queue_limit, settings.queue_wait_s)
+        return room
 
     async def cancel(self, request: str, attempt: int) -> None:
         """Ends an attempt that waits here, and every earlier one; one that has gone on is cancelled there."""
         for room in self._rooms.values():
-            room.take_where(lambda one: one.request.request == request and one.request.attempt <= attempt)
+            room.drop_where(lambda one: one.request.request == request and one.request.attempt <= attempt)
         self._note_empty()
         if request in self._workers:
             await self._cancel_at(self._workers[request], request, attempt)
@@ -120,25 +134,43 @@ class Waitlist:
                 await self._fail(pending, fault)
 
     def _send_on(self, tasks: asyncio.TaskGroup) -> None:
+        now_s = time.monotonic()
         for room in self._rooms.values():
-            for pending in room.take_expired(time.monotonic()):
+            for pending in room.take_expired(now_s):
                 late = DeadlineExceeded(what="the wait for a worker", limit_s=pending.request.deadline_s)
-                tasks.create_task(self._fail(pending, late), name=f"fail-{pending.request.request}")
-            room.take_where(lambda pending: self._try_start(pending, tasks))
+                self._start_failing(pending, late, tasks)
+            self._seat(room, now_s, tasks)
+        while self._displaced:
+            fault = Overloaded(reason="others are of higher priority", retry_after_s=DISPLACED_RETRY_S)
+            self._start_failing(self._displaced.pop(), fault, tasks)
         self._note_empty()
+
+    def _seat(self, room: WaitingRoom[Pending], now_s: float, tasks: asyncio.TaskGroup) -> None:
+        """Sends on who can go. Once all workers are full for somebody who may go to any, they are for all."""
+        is_full = False
+
+        def may_go(pending: Pending) -> bool:
+            nonlocal is_full
+            is_placed = not is_full and self._try_start(pending, tasks)
+            is_full = is_full or not (is_placed or pending.request.exclude)
+            return is_placed
+
+        room.take_where(may_go, now_s)
+
+    def _start_failing(self, pending: Pending, error: KvmeshError, tasks: asyncio.TaskGroup) -> None:
+        tasks.create_task(self._fail(pending, error), name=f"fail-{pending.request.request}")
 
     def _try_start(self, pending: Pending, tasks: asyncio.TaskGroup) -> bool:
         """Whether the request need wait no longer: it has a worker, or there is none at all."""
-        name = f"queued-{pending.request.request}"
         try:
             reservation = self._forwarder.try_reserve(pending, pending.request.exclude)
         except KvmeshError as error:
-            tasks.create_task(self._fail(pending, error), name=name)
+            self._start_failing(pending, error, tasks)
             return True
         if reservation is None:
             return False
         self._offered[pending.request.request] = NOT_CANCELLED
-        tasks.create_task(self._send(pending, reservation), name=name)
+        tasks.create_task(self._send(pending, reservation), name=f"queued-{pending.request.request}")
         return True
 
     async def _send(self, pending: Pending, reservation: Reservation) -> None:
@@ -146,7 +178,7 @@ class Waitlist:
         try:
             routed = await self._forwarder.try_forward(pending, reservation)
             if routed is None and self._offered[request.request] < request.attempt:
-                self.put(pending)
+                self._stand(pending)
         except KvmeshError as error:
             await self._fail(pending, error)
             return
@@ -186,11 +218,10 @@ class Waitlist:
 
     def _take_all(self) -> Iterator[Pending]:
         for room in self._rooms.values():
-            yield from room.take_where(lambda _: True)
+            yield from room.drop_where(lambda _: True)
 
     def _note_empty(self) -> None:
-        self._rooms = {model: room for model, room in self._rooms.items() if len(room)}
-        if not self._rooms and not self._offered:
+        if not len(self) and not self._offered:
             self._empty.set()
 
     async def _wait_news(self) -> None:

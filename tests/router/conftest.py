@@ -19,16 +19,16 @@ from tests.router.scripted_worker import MODEL
 
 @pytest.fixture
 def play(nats_server: Server, etcd_server: Server, namespace: str) -> Play:
-    """`play(scene)`: runs `scene(mesh)` in a namespace of its own."""
+    """`play(scene)`: runs `scene(mesh)` in a namespace of its own, for `limit_s` at most."""
     settings = RouterSettings(
         mesh=MeshSettings(ns=namespace, beat_s=0.4, lost_after_s=1.0, drain_limit_s=0.4),
         bus=BusSettings(url=nats_server.url),
         directory=DirectorySettings(endpoints=[etcd_server.url]),
     )
 
-    async def run(scene: Callable[[Mesh], Awaitable[None]]) -> None:
+    async def run(scene: Callable[[Mesh], Awaitable[None]], limit_s: float) -> None:
         async with (
-            asyncio.timeout(LIMIT_S),
+            asyncio.timeout(limit_s),
             open_bus(settings.bus, "test") as bus,
             open_directory(settings.directory) as directory,
             AsyncExitStack() as stack,
@@ -36,4 +36,4 @@ def play(nats_server: Server, etcd_server: Server, namespace: str) -> Play:
             await directory.put(keys.model(namespace, MODEL.name), encode(MODEL))
             await scene(Mesh(namespace, bus, directory, settings, stack))
 
-    return lambda scene: asyncio.run(run(scene))
+    return lambda scene, limit_s=LIMIT_S: asyncio.run(run(scene, limit_s))

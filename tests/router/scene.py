@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -28,6 +28,7 @@ from router.settings import RouterSettings
 from services.bus import Bus
 from services.directory import Changed, Directory, Listed
 from tests.router.scripted_worker import MODEL, ScriptedWorker, run_worker
+from tests.router.timed_engine import TimedEngine
 
 LIMIT_S = 20.0
 CLIENT = "the-frontend"
@@ -51,6 +52,11 @@ class Mesh:
                 setattr(worker, field, value)
 
         running = run_worker(self.bus, self.directory, self.ns, name, prepare)
+        return await self._stack.enter_async_context(running)
+
+    async def timed_worker(self, name: str, engine: TimedEngine) -> ScriptedWorker:
+        """A worker that takes its time."""
+        running = run_worker(self.bus, self.directory, self.ns, name, engine.drive)
         return await self._stack.enter_async_context(running)
 
     async def router(self, **fields: Any) -> str:
@@ -113,5 +119,7 @@ async def running_router(settings: RouterSettings, router: str) -> AsyncIterator
             shutdown.set()
 
 
-Play = Callable[[Callable[[Mesh], Awaitable[None]]], None]
-"""Runs a scene in a namespace of its own."""
+class Play(Protocol):
+    """Runs a scene in a namespace of its own, for `limit_s` seconds at most."""
+
+    def __call__(self, scene: Callable[[Mesh], Awaitable[None]], limit_s: float = LIMIT_S) -> None: ...

@@ -7,18 +7,19 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from proto import keys, subjects
-from proto.blockhash import HASH_BYTES, block_hashes, block_salt
+from proto.blockhash import block_hashes, block_salt
 from proto.cards import KvClass, ModelCard, TextFiles, WorkerCard
 from proto.codec import decode, encode
 from proto.control import CONTROL_REQUESTS, Cancel, ControlReply, Done, Snapshot, TakeSnapshot
 from proto.errors import GoElsewhere, KvmeshError, to_fault
-from proto.events import BlocksStored, KvEvents, SnapshotPage
+from proto.events import BlocksStored, KvEvent, KvEvents
 from proto.reports import LoadReport
 from proto.requests import Accepted, GenerateReply, Refused, RoutedRequest
 from proto.roles import Role, WorkerState
 from proto.tokens import pack_tokens
 from services.bus import Bus, Delivery, Subscription
 from services.directory import Directory
+from workers.cache_mirror import CacheMirror
 
 BLOCK = 16
 KV = KvClass("digest", "float32", BLOCK)
@@ -50,13 +51,14 @@ class ScriptedWorker:
         self.num_snapshots = 0  # sent to their last page
         self.refusal: KvmeshError | None = None
         self.is_mute = False
-        self.cache = b""
-        self.num_events = 0
+        self.on_taken: Callable[[RoutedRequest], None] = lambda _: None
+        self.mirror = CacheMirror(name, self.incarnation, PAGE_HASHES)
         self._bus = bus
         self._directory = directory
         self._ns = ns
         self._decisions: dict[str, int] = {}
         self._answers: asyncio.Queue[tuple[Delivery, GenerateReply | ControlReply]] = asyncio.Queue()
+        self._told: asyncio.Queue[KvEvents] = asyncio.Queue()
         self._generate: Subscription | None = None
 
     async def subscribe(self) -> None:
@@ -89,7 +91,7 @@ class ScriptedWorker:
             free_blocks=1000,
             prefill_rate=1000.0,
             decode_step_s=0.001,
-            last_event=self.num_events,
+            last_event=self.mirror.number,
             decisions=dict(self._decisions),
         )
         report = msgspec.structs.replace(report, **self.load)
@@ -97,11 +99,25 @@ class ScriptedWorker:
 
     async def store(self, prompt: bytes, *, is_lost: bool = False) -> None:
         """Its cache takes the blocks of `prompt`; the event of it is published, or lost on the way."""
-        self.cache += hashes_of(prompt)
-        self.num_events += 1
-        batch = KvEvents(self.name, self.incarnation, self.num_events, [BlocksStored(hashes_of(prompt))])
+        message = self.mirror.tell([BlocksStored(hashes_of(prompt))])
         if not is_lost:
-            await self._bus.publish(subjects.kv(self._ns, self.name), encode(batch))
+            await self._bus.publish(subjects.kv(self._ns, self.name), encode(message))
+
+    def tell(self, events: list[KvEvent]) -> None:
+        """Its cache has changed; events of it go out soon."""
+        if events:
+            self._told.put_nowait(self.mirror.tell(events))
+
+    async def publish_told(self) -> None:
+        """Without end."""
+        while True:
+            message = await self._told.get()
+            await self._bus.publish(subjects.kv(self._ns, self.name), encode(message))
+
+    def restart(self) -> None:
+        """It has another life, and an empty cache."""
+        self.incarnation += "-and-another"
+        self.mirror = CacheMirror(self.name, self.incarnation, PAGE_HASHES)
 
     async def beat(self) -> None:
         """Ten reports a second, without end."""
@@ -129,20 +145,15 @@ class ScriptedWorker:
         self.taken.append(routed)
         self._decisions[routed.decision.router] = routed.decision.number
         self._answers.put_nowait((delivery, Accepted(self.name)))
+        self.on_taken(routed)
 
     def _on_control(self, delivery: Delivery) -> None:
         asked = CONTROL_REQUESTS.decode(delivery.payload)
         if isinstance(asked, TakeSnapshot):
-            self._answers.put_nowait((delivery, Snapshot(self._page(asked.page))))
+            self._answers.put_nowait((delivery, Snapshot(self.mirror.snapshot(asked.page, asked.number))))
         elif isinstance(asked, Cancel):
             self.cancelled.append(asked)
             self._answers.put_nowait((delivery, Done()))
-
-    def _page(self, page: int) -> SnapshotPage:
-        step = PAGE_HASHES * HASH_BYTES
-        piece = self.cache[page * step : (page + 1) * step]
-        is_last = (page + 1) * step >= len(self.cache)
-        return SnapshotPage(self.name, self.incarnation, self.num_events, page, is_last, piece)
 
 
 @asynccontextmanager
@@ -162,6 +173,7 @@ async def run_worker(
         companions = [
             tasks.create_task(worker.answer(), name=f"{name}-answers"),
             tasks.create_task(worker.beat(), name=f"{name}-beats"),
+            tasks.create_task(worker.publish_told(), name=f"{name}-events"),
         ]
         await worker.register()
         try:

@@ -78,6 +78,24 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(play: Play) -> None:
     play(scene)
 
 
+def test_a_full_queue_makes_room_for_who_is_more_urgent_and_says_so_to_who_leaves(play: Play) -> None:
+    async def scene(mesh: Mesh) -> None:
+        await full_worker(mesh)
+        await mesh.router(queue_limit=1)
+        frames = await frames_of(mesh)
+        patient, urgent = a_request(prompt_of(1, 64), priority=5), a_request(prompt_of(2, 64))
+        assert isinstance(await mesh.route(patient), Queued)
+        assert isinstance(await mesh.route(urgent), Queued)
+        frame = await frames.get()
+        assert frame.request == patient.request
+        assert frame.end is not None
+        assert frame.end.fault is not None
+        assert frame.end.fault.code == "overloaded"
+        assert isinstance(await mesh.refusal(prompt_of(3, 64), priority=5), Overloaded)
+
+    play(scene)
+
+
 def test_a_wait_that_would_pass_the_deadline_is_refused_at_once(play: Play) -> None:
     async def scene(mesh: Mesh) -> None:
         await mesh.worker(

@@ -257,7 +257,7 @@ def test_a_new_incarnation_has_an_empty_cache(play: Play) -> None:
         await mesh.router()
         prompt = prompt_of(7, 640)
         await worker.store(prompt)
-        worker.incarnation, worker.cache, worker.num_events = "w0-second-life", b"", 0
+        worker.restart()
         await worker.register()
         await worker.report()
 
