@@ -38,6 +38,7 @@ from workers.runners import engine_settings, kv_class, load_runner, pool_layout
 from workers.settings import WorkerSettings
 from workers.transfer.nixl_transport import NixlTransport
 from workers.transfer.peers import Peers
+from workers.transfer.transfer_settings import apply_to_environment, backend_parameters
 from workers.transfer.transfer_thread import Transfer, TransferThread
 
 GIVE_BACK_S = 1.0
@@ -80,6 +81,7 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
     """
     name = check_id(settings.name or f"worker-{new_id()[:8]}", "worker.name")
     set_up_logs(settings.logs, "worker", name)
+    apply_to_environment(settings.transfer)
     metrics, health = Metrics("worker", name), Health()
     metrics.watch_process()
     async with (
@@ -115,7 +117,8 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
     bridge = EngineBridge()
     engine = Engine(loaded.runner, engine_settings(settings, loaded.runner, loaded.folder), bridge)
     pool = pool_layout(loaded.runner)
-    transport = NixlTransport(f"{term.worker}.{term.incarnation}", pool)
+    parameters = backend_parameters(settings.transfer)
+    transport = NixlTransport(f"{term.worker}.{term.incarnation}", pool, parameters)
 
     def on_landing(landing: Landing) -> None:
         loop.call_soon_threadsafe(parts.lender.land, landing)

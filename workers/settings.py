@@ -15,6 +15,7 @@ from services.objects import ObjectSettings
 from services.tracing import TraceSettings
 from services.work_queue import WorkQueueSettings
 from workers.engine.simulated_runner import SimulatedModel
+from workers.transfer.transfer_settings import TransferSettings
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +29,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     admin: AdminSettings = AdminSettings()
     jobs: WorkQueueSettings = WorkQueueSettings()
     objects: ObjectSettings = ObjectSettings()
+    transfer: TransferSettings = msgspec.field(default_factory=TransferSettings)
     simulated: SimulatedModel = SimulatedModel()
 
     name: Annotated[str, Meta(description="id of this worker; empty: one made at start")] = ""
@@ -71,7 +73,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 600.0
     push_kib: Annotated[
         int, Meta(ge=1, description="least KiB of a block that leave in one piece while others compute")
-    ] = 64
+    ] = 256
     early_cancel_s: Annotated[
         float, Meta(gt=0, description="seconds that a cancel of a request not seen yet is remembered")
     ] = 10.0

@@ -5,15 +5,16 @@ post over shared memory copies inside the call.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 
 from proto.cards import RankAgent
-from proto.errors import InternalFault, PeerGone
+from proto.errors import InternalFault, InvalidSetting, PeerGone
 from proto.layout import Copy, PoolLayout
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
@@ -43,11 +44,13 @@ class NixlTransport:
     Args:
         agent: the agent's name, unique for ever: peers tell one life of a worker from the next by it.
         pool: the memory to register; it must outlive the transport.
+        parameters: of NIXL's UCX backend, over its defaults.
     """
 
-    def __init__(self, agent: str, pool: PoolLayout) -> None:
+    def __init__(self, agent: str, pool: PoolLayout, parameters: Mapping[str, str] | None = None) -> None:
         self._name = agent
         self._pool = pool
+        self._parameters = parameters or {}
         self._agent: Any = None
         self._registered: Any = None
 
@@ -55,18 +58,27 @@ class NixlTransport:
         """Create the agent and register the pool.
 
         Raises:
+            InvalidSetting: the backend has no such parameter.
             InternalFault: the library refuses the memory or the backend.
         """
         try:
             # Its progress thread never sleeps and would take a core from the engine; the looks of the
             # transfer thread drive the agent instead.
-            config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
-            self._agent = nixl_agent(self._name, config)
+            self._agent = nixl_agent(self._name, nixl_agent_config(enable_prog_thread=False, backends=[]))
+            self._check_parameters(self._agent.get_plugin_params("UCX"))
+            self._agent.create_backend("UCX", dict(self._parameters))
             region = [(self._pool.address, self._pool.pool_bytes, device_number(self._pool.device), "")]
             self._registered = self._agent.register_memory(region, memory_kind(self._pool.device))
             return RankAgent(self._name, self._agent.get_agent_metadata(), self._pool)
         except OPEN_ERRORS as error:
             raise InternalFault(reason=f"NIXL does not start: {error}") from error
+
+    def _check_parameters(self, known: Mapping[str, str]) -> None:
+        """NIXL takes names that it does not know without a word."""
+        for name in self._parameters:
+            if name not in known:
+                reason = f"{name!r} is none of {', '.join(sorted(known))}"
+                raise InvalidSetting(setting="transfer.nixl", reason=reason)
 
     def close(self) -> None:
         """Give the registration back. A late write of a peer may still land: see the rules of quarantine."""
@@ -96,7 +108,8 @@ class NixlTransport:
         Raises:
             PeerGone: the peer is unknown or its process has ended.
         """
-        table = np.array(copies, dtype=np.uint64)
+        flat = np.fromiter(chain.from_iterable(copies), dtype=np.uint64, count=3 * len(copies))
+        table = flat.reshape(-1, 3)
         local_column, remote_column = (0, 1) if operation == "WRITE" else (1, 0)
         try:
             handle = self._agent.initialize_xfer(
