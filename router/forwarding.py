@@ -24,7 +24,7 @@ from proto.tokens import count_tokens
 from router.chooser import Chooser
 from router.hashed_prompt import HashedPrompt
 from router.hearing import Hearing
-from router.predictions import Predictions, Promise
+from router.predictions import Promise
 from router.settings import RouterSettings
 from router.waiting_room import Wish
 from services.bus import Bus
@@ -67,7 +67,6 @@ class Forwarder:
         settings: RouterSettings,
         bus: Bus,
         chooser: Chooser,
-        predictions: Predictions,
         hearing: Hearing,
         metrics: RouterMetrics,
     ) -> None:
@@ -75,7 +74,6 @@ class Forwarder:
         self._settings = settings
         self._bus = bus
         self._chooser = chooser
-        self._predictions = predictions
         self._hearing = hearing
         self._metrics = metrics
         self._number = 0
@@ -153,10 +151,10 @@ class Forwarder:
             self._chooser.suspect(worker)
             raise
         except KvmeshError:
-            self._predictions.withdraw(reservation.promise)
+            self._hearing.withdraw(reservation.promise)
             raise
         if isinstance(reply, Refused):
-            self._predictions.withdraw(reservation.promise)
+            self._hearing.withdraw(reservation.promise)
             raise from_fault(reply.fault)
         return Routed(reservation.choice.decision)
 

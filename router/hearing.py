@@ -99,7 +99,7 @@ class Hearing:
         self._predictions.settle(
             beat.worker, beat.decisions, lambda key: self._index.has(beat.worker, key), now_s
         )
-        self._hits.report(beat)
+        self._hits.report(beat, now_s)
         self.tell()
 
     def hear_liveness(self, process: str, is_alive: bool) -> None:
@@ -134,8 +134,13 @@ class Hearing:
             made_s=time.monotonic(),
         )
         self._predictions.note(promise)
-        self._hits.promise(decision.prefix_tokens)
+        self._hits.promise(decision)
         return promise
+
+    def withdraw(self, promise: Promise) -> None:
+        """The worker did not take it."""
+        self._predictions.withdraw(promise)
+        self._hits.withdraw(promise.worker, promise.router, promise.number)
 
     def _meet(self, worker: str, incarnation: str) -> bool:
         """Whether this is the worker's present life; a life not met before begins."""

@@ -105,7 +105,7 @@ class RouterService:
         self._hearing = Hearing(router, lives, self._view, self._index, self._feed, predictions, hits)
         self._snapshots = Snapshots(bus, ns, self._feed, settings.snapshot_rules, self._metrics)
         chooser = Chooser(settings, self._view, self._index, predictions, random.Random())
-        self._forwarder = Forwarder(router, settings, bus, chooser, predictions, self._hearing, self._metrics)
+        self._forwarder = Forwarder(router, settings, bus, chooser, self._hearing, self._metrics)
         self._waitlist = Waitlist(router, settings, bus, chooser, self._forwarder, self._metrics)
         self._predictions = predictions
 
