@@ -8,11 +8,14 @@ from proto.cards import ModelCard
 
 
 class ModelObject(msgspec.Struct, frozen=True):
-    """Units: `context_tokens` counts prompt and answer together; `created` in seconds of the epoch."""
+    """Units: `context_tokens` counts prompt and answer together; `created` in seconds of the epoch. Token ids
+    are 0 to `vocab_size` - 1: who sends ids must know.
+    """
 
     id: str
     created: int
     context_tokens: int
+    vocab_size: int
     object: str = "model"
     owned_by: str = "kvmesh"
 
@@ -31,4 +34,4 @@ def list_json(cards: Sequence[ModelCard]) -> bytes:
 
 
 def _object(card: ModelCard) -> ModelObject:
-    return ModelObject(card.name, card.created_s, card.context_tokens)
+    return ModelObject(card.name, card.created_s, card.context_tokens, card.vocab_size)

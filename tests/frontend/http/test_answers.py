@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from proto.requests import GenerateRequest
 from proto.streams import End
-from tests.frontend.conftest import MODEL, Serve, events
+from tests.frontend.conftest import CONTEXT_TOKENS, MODEL, Serve, events
 from tests.frontend.scripted_mesh import Script
 
 TEXT = "The capital of France is Paris. Übermäßig schöne Wörter: naïve 日本 👩‍👩‍👧 end."
@@ -205,9 +205,11 @@ def test_models_are_listed_and_shown_and_the_page_of_routes_is_whole(
         async with serve({"w0": Script(lambda _: [2])}) as served:
             listed = [model.id async for model in await served.openai.models.list()]
             shown = await served.openai.models.retrieve(MODEL)
+            limits = (await served.http.get(f"/v1/models/{MODEL}")).json()
             schema = (await served.http.get("/openapi.json")).json()
         assert listed == [MODEL]
         assert shown.id == MODEL
+        assert (limits["context_tokens"], limits["vocab_size"]) == (CONTEXT_TOKENS, 512)
         assert set(schema["paths"]) >= {"/v1/chat/completions", "/v1/completions", "/v1/models"}
         assert "ChatBody" in schema["components"]["schemas"]
 
