@@ -25,7 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "==> making $(VENV) (once; a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) "torch==2.13.0" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) --editable '.[dev,picture]'
 	@touch $@
 
 serve: setup ## serve MODEL on PORT with one prefill and one decode worker (ARGS= passes more to `kvmesh up`)

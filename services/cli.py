@@ -17,6 +17,8 @@ from proto.errors import InvalidSetting, KvmeshError
 from services.entry import KINDS, ProcessEntry, find_entry
 from services.launcher.up_settings import UpSettings
 from services.process import EXIT_FAILED, EXIT_WRONG_SETTING, run_process
+from services.replay import trace_commands
+from services.replay.replay_command import replay
 from services.settings_file import render_settings
 from services.settings_flags import with_flags
 from services.status.status_settings import StatusSettings
@@ -94,6 +96,10 @@ def pull(name: Annotated[str, typer.Argument(help="catalog name, hub name (org/n
     with Narrator(Console(stderr=True)).bars() as progress:
         model = resolve_model(name, progress)
     typer.echo(model.path)
+
+
+app.command("replay")(replay)
+app.add_typer(trace_commands.app)
 
 
 @app.command()

@@ -1,0 +1,1 @@
+"""Traces that are made, read and played, and what is shown of them."""
