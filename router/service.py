@@ -133,10 +133,11 @@ class RouterService:
         ns, hearing = self._settings.mesh.ns, self._hearing
         hearing.listeners += [self._snapshots.wake, self._waitlist.wake]
         self._snapshots.listeners.append(hearing.tell)
-        self._liveness.on_beat(hearing.hear_beat)
-        self._liveness.on_change(hearing.hear_liveness)
         events = await self._bus.subscribe(subjects.kv_any(ns), hearing.hear_events)
         choices = await self._bus.subscribe(subjects.choice_any(ns), hearing.hear_choice, perishable=True)
+        # Reports count from here on: what they do not include yet is heard as events and choices.
+        self._liveness.on_beat(hearing.hear_beat)
+        self._liveness.on_change(hearing.hear_liveness)
         async with open_tasks() as tasks:
             companions = [
                 tasks.create_task(self._follow(keys.models(ns), hearing.hear_models), name="models"),

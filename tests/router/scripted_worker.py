@@ -37,7 +37,8 @@ def hashes_of(prompt: bytes) -> bytes:
 
 
 class ScriptedWorker:
-    """Accepts what comes, unless `refusal` is set or it `is_mute`; its next report includes what it took."""
+    """Accepts what comes, unless `refusal` is set or it `is_mute`; its next report includes what it took,
+    unless it `is_forgetful`."""
 
     def __init__(self, bus: Bus, directory: Directory, ns: str, name: str) -> None:
         self.name = name
@@ -51,6 +52,7 @@ class ScriptedWorker:
         self.num_snapshots = 0  # sent to their last page
         self.refusal: KvmeshError | None = None
         self.is_mute = False
+        self.is_forgetful = False
         self.on_taken: Callable[[RoutedRequest], None] = lambda _: None
         self.mirror = CacheMirror(name, self.incarnation, PAGE_HASHES)
         self._bus = bus
@@ -92,7 +94,7 @@ class ScriptedWorker:
             prefill_rate=1000.0,
             decode_step_s=0.001,
             last_event=self.mirror.number,
-            decisions=dict(self._decisions),
+            decisions={} if self.is_forgetful else dict(self._decisions),
         )
         report = msgspec.structs.replace(report, **self.load)
         await self._bus.publish(subjects.beat(self._ns, self.name), encode(report))
