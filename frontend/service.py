@@ -28,6 +28,7 @@ from services.admin import Health, open_admin
 from services.bus import Bus, open_bus
 from services.directory import Directory, open_directory
 from services.http_server import serve_http
+from services.jetstream import check_available
 from services.liveness import Liveness, send_beats, watch_beats
 from services.logs import set_up_logs
 from services.metrics import FrontendMetrics, Metrics
@@ -68,6 +69,7 @@ async def serve_frontend(
         watch_beats(bus, settings.mesh.ns, settings.beats, BEATS.decode) as liveness,
         open_tracing(settings.tracing, "frontend", frontend) as tracing,
     ):
+        await check_available(bus)  # tokenizers come from there: better said now than at the first request
         service = FrontendService(settings, frontend, bus, directory, liveness, tracing, metrics, health)
         await service.serve(shutdown, on_open)
 

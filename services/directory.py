@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Annotated
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 
+LOOK_LIMIT_S = 2.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +49,12 @@ class DirectorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     connect_timeout_s: Annotated[
         float, msgspec.Meta(description="seconds a starting process waits for etcd", gt=0)
     ] = 30.0
+    wrong_server_after_s: Annotated[
+        float,
+        msgspec.Meta(
+            description="seconds a starting process bears an etcd that takes connections only", ge=0
+        ),
+    ] = 10.0
     rpc_timeout_s: Annotated[float, msgspec.Meta(description="seconds for one call of etcd", gt=0)] = 5.0
 
 
@@ -164,26 +173,42 @@ def _log_connection(is_connected: bool) -> None:
 async def _wait_for_etcd(client: EtcdClient, settings: DirectorySettings) -> None:
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
-            await _try_until_up(client, settings.endpoints)
+            await _try_until_up(client, settings)
     except TimeoutError as error:
         raise Disconnected(peer=f"etcd at {', '.join(settings.endpoints)}") from error
 
 
-async def _try_until_up(client: EtcdClient, endpoints: Sequence[str]) -> None:
+async def _try_until_up(client: EtcdClient, settings: DirectorySettings) -> None:
     backoff = Backoff()
+    silent_since_s: float | None = None
     while True:
         try:
-            await client.status(limit_s=2.0)
-        except (Disconnected, DeadlineExceeded):
-            await _refuse_strangers(endpoints)
-        else:
+            await client.status(limit_s=LOOK_LIMIT_S)
             return
+        except (Disconnected, DeadlineExceeded):
+            silent = await _find_silent(settings.endpoints)
+        now_s = time.monotonic()
+        silent_since_s = (silent_since_s or now_s - LOOK_LIMIT_S) if silent else None
+        if silent_since_s is not None and now_s - silent_since_s >= settings.wrong_server_after_s:
+            raise _no_etcd(f"{silent} takes connections and says nothing, as no etcd does that is well")
         await asyncio.sleep(backoff.next_s())
 
 
-async def _refuse_strangers(endpoints: Sequence[str]) -> None:
+async def _find_silent(endpoints: Sequence[str]) -> str:
+    """The first of them that takes connections and says nothing; empty when there is none.
+
+    Raises:
+        InvalidSetting: one speaks, and not as an etcd does.
+    """
+    silent = ""
     for endpoint in endpoints:
-        said = await find_stranger(endpoint, limit_s=2.0)
+        said = await find_stranger(endpoint, LOOK_LIMIT_S)
+        if said:
+            raise _no_etcd(f"{endpoint} is no etcd; it says {said!r}")
         if said is not None:
-            reason = f"{endpoint} is no etcd; it says {said!r}"
-            raise InvalidSetting(setting="directory.endpoints", reason=reason)
+            silent = silent or endpoint
+    return silent
+
+
+def _no_etcd(reason: str) -> InvalidSetting:
+    return InvalidSetting(setting="directory.endpoints", reason=reason)

@@ -25,29 +25,35 @@ async def look_up(endpoint: str) -> str:
 async def find_stranger(endpoint: str, limit_s: float) -> str | None:
     """What listens at `endpoint`, if it shows that it is no etcd: the beginning of what it said.
 
-    None: an etcd, or nothing, or something that is silent, as an etcd is while it starts.
+    None: an etcd, or nothing. Empty: something that takes connections and is silent, as an etcd is that waits
+    for its peers.
     """
     host, _, port = endpoint.rpartition(":")
     try:
         async with asyncio.timeout(limit_s):
-            said = await _ask_version(host, port)
+            reader, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError):
         return None
+    try:
+        async with asyncio.timeout(limit_s):
+            said = await _ask_version(reader, writer, host)
+    except TimeoutError:
+        return ""
+    except OSError:
+        return None
+    finally:
+        writer.close()
     head, _, body = said.partition(b"\r\n\r\n")
     if not said or (head.startswith(b"HTTP/") and _has_etcd_version(body)):
         return None
     return said[:60].decode("ascii", "replace").strip()
 
 
-async def _ask_version(host: str, port: str) -> bytes:
+async def _ask_version(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> bytes:
     """The first bytes of the answer to what every etcd answers over HTTP."""
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(f"GET /version HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
-        await writer.drain()
-        return await reader.read(4096)
-    finally:
-        writer.close()
+    writer.write(f"GET /version HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+    await writer.drain()
+    return await reader.read(4096)
 
 
 def _has_etcd_version(body: bytes) -> bool:

@@ -16,6 +16,7 @@ from proto.roles import WorkerState
 from services.admin import Health, open_admin
 from services.bus import Bus, open_bus
 from services.directory import Directory, open_directory
+from services.jetstream import check_available
 from services.liveness import Beats, BeatSettings, Liveness, send_beats, watch_beats
 from services.logs import set_up_logs
 from services.metrics import Metrics, WorkerMetrics
@@ -92,6 +93,7 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
     ):
         term = Term(name, new_id(), settings.role)
         outside = Outside(settings, term, bus, directory, metrics, health, shutdown, tracing)
+        await check_available(bus)  # before the weights, which may take minutes
         loaded = await asyncio.to_thread(_load, settings)
         if shutdown.is_set():
             return

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from urllib.request import Request, urlopen
@@ -386,6 +387,20 @@ def test_a_nats_server_in_place_of_etcd_is_named_at_once(nats_server: Server) ->
                     pass
 
     asyncio.run(body())
+
+
+def test_what_takes_connections_and_says_nothing_is_named_in_seconds() -> None:
+    """No etcd that is well does so, but one that waits for its peers does: it is borne for a while."""
+
+    async def body(endpoint: str) -> None:
+        settings = DirectorySettings(endpoints=[endpoint], wrong_server_after_s=0.5)
+        async with asyncio.timeout(20):
+            with pytest.raises(InvalidSetting, match=f"{endpoint} takes connections and says nothing"):
+                async with open_directory(settings):
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        asyncio.run(body(f"127.0.0.1:{silent.getsockname()[1]}"))
 
 
 def test_an_error_of_the_body_comes_out_as_itself(etcd_server: Server) -> None:
