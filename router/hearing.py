@@ -41,6 +41,7 @@ class Hearing:
         feed: EventFeed,
         predictions: Predictions,
         hits: HitMetrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.listeners: list[Callable[[], None]] = []
         self._has_models = False
@@ -52,6 +53,7 @@ class Hearing:
         self._feed = feed
         self._predictions = predictions
         self._hits = hits
+        self._clock = clock
 
     @property
     def has_listings(self) -> bool:
@@ -93,7 +95,7 @@ class Hearing:
             return
         if not self._meet(beat.worker, beat.incarnation):
             return
-        now_s = time.monotonic()
+        now_s = self._clock()
         self._view.put_report(beat)
         self._feed.take_report(beat.worker, beat.last_event, now_s)
         self._predictions.settle(
@@ -111,7 +113,7 @@ class Hearing:
     def hear_events(self, delivery: Delivery) -> None:
         batch = check_events(decode(delivery.payload, KvEvents))
         if self._meet(batch.worker, batch.incarnation):
-            self._feed.take_events(batch, time.monotonic())
+            self._feed.take_events(batch, self._clock())
             self._hits.count_events(len(batch.events))
             self.tell()
 
@@ -131,7 +133,7 @@ class Hearing:
             worker=decision.worker,
             new_tokens=choice.new_tokens,
             keys=block_keys(choice.hashes),
-            made_s=time.monotonic(),
+            made_s=self._clock(),
         )
         self._predictions.note(promise)
         self._hits.promise(decision)

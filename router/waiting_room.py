@@ -74,15 +74,13 @@ class WaitingRoom(Generic[Item]):
         insort(self._line, _Ticket(self._rank(wish), wish.until_s, item), key=lambda one: one.rank)
         return self._line.pop().item if len(self._line) > self._limit else None
 
-    def take_where(self, is_wanted: Callable[[Item], bool], now_s: float) -> list[Item]:
-        """Takes out, in order, all that `is_wanted` says yes to, who get their seats; asked once for each."""
-        taken = self._take(lambda ticket: is_wanted(ticket.item))
-        self._pace.note(now_s, num_waiting=len(self._line) + len(taken), num_left=len(taken))
-        return taken
+    def take_where(self, is_wanted: Callable[[Item], bool]) -> list[Item]:
+        """Takes out, in order, all that `is_wanted` says yes to; it is asked once for each."""
+        return self._take(lambda ticket: is_wanted(ticket.item))
 
-    def drop_where(self, is_unwanted: Callable[[Item], bool]) -> list[Item]:
-        """Takes out all that `is_unwanted` says yes to, who get no seats."""
-        return self._take(lambda ticket: is_unwanted(ticket.item))
+    def note_seat(self, now_s: float) -> None:
+        """One that was taken out has got a seat."""
+        self._pace.note(now_s, num_waiting=len(self._line) + 1, num_left=1)
 
     def take_expired(self, now_s: float) -> list[Item]:
         return self._take(lambda ticket: ticket.until_s <= now_s)

@@ -107,7 +107,7 @@ class Waitlist:
     async def cancel(self, request: str, attempt: int) -> None:
         """Ends an attempt that waits here, and every earlier one; one that has gone on is cancelled there."""
         for room in self._rooms.values():
-            room.drop_where(lambda one: one.request.request == request and one.request.attempt <= attempt)
+            room.take_where(lambda one: one.request.request == request and one.request.attempt <= attempt)
         self._note_empty()
         if request in self._workers:
             await self._cancel_at(self._workers[request], request, attempt)
@@ -139,13 +139,13 @@ class Waitlist:
             for pending in room.take_expired(now_s):
                 late = DeadlineExceeded(what="the wait for a worker", limit_s=pending.request.deadline_s)
                 self._start_failing(pending, late, tasks)
-            self._seat(room, now_s, tasks)
+            self._seat(room, tasks)
         while self._displaced:
             fault = Overloaded(reason="others are of higher priority", retry_after_s=DISPLACED_RETRY_S)
             self._start_failing(self._displaced.pop(), fault, tasks)
         self._note_empty()
 
-    def _seat(self, room: WaitingRoom[Pending], now_s: float, tasks: asyncio.TaskGroup) -> None:
+    def _seat(self, room: WaitingRoom[Pending], tasks: asyncio.TaskGroup) -> None:
         """Sends on who can go. Once all workers are full for somebody who may go to any, they are for all."""
         is_full = False
 
@@ -155,7 +155,7 @@ class Waitlist:
             is_full = is_full or not (is_placed or pending.request.exclude)
             return is_placed
 
-        room.take_where(may_go, now_s)
+        room.take_where(may_go)
 
     def _start_failing(self, pending: Pending, error: KvmeshError, tasks: asyncio.TaskGroup) -> None:
         tasks.create_task(self._fail(pending, error), name=f"fail-{pending.request.request}")
@@ -186,7 +186,9 @@ class Waitlist:
             cancelled = self._offered.pop(request.request, NOT_CANCELLED)
             self._note_empty()
         if routed is not None:
-            self._metrics.queue_wait_s.observe(time.monotonic() - pending.arrived_s)
+            now_s = time.monotonic()
+            self._room(pending.model).note_seat(now_s)
+            self._metrics.queue_wait_s.observe(now_s - pending.arrived_s)
             await self._remember(request.request, routed.decision.worker, cancelled)
 
     async def _remember(self, request: str, worker: str, cancelled: int) -> None:
@@ -218,7 +220,7 @@ class Waitlist:
 
     def _take_all(self) -> Iterator[Pending]:
         for room in self._rooms.values():
-            yield from room.drop_where(lambda _: True)
+            yield from room.take_where(lambda _: True)
 
     def _note_empty(self) -> None:
         if not len(self) and not self._offered:

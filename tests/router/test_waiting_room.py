@@ -17,7 +17,7 @@ def fill(room: WaitingRoom[str], *items: tuple[str, int, float]) -> None:
 
 
 def take_all(room: WaitingRoom[str]) -> list[str]:
-    return room.take_where(lambda _: True, 0.0)
+    return room.take_where(lambda _: True)
 
 
 def test_the_lowest_priority_goes_first_then_the_deadline_then_who_came_first() -> None:
@@ -39,8 +39,7 @@ def test_who_has_time_to_spare_is_not_overtaken_for_ever() -> None:
 def test_only_those_that_are_wanted_leave_the_line() -> None:
     room = make_room()
     fill(room, ("a", 0, 1.0), ("b", 0, 2.0), ("c", 0, 3.0))
-    assert room.take_where(lambda item: item != "b", 0.0) == ["a", "c"]
-    assert room.drop_where(lambda item: item == "c") == []
+    assert room.take_where(lambda item: item != "b") == ["a", "c"]
     assert take_all(room) == ["b"]
 
 
@@ -76,6 +75,18 @@ def test_nobody_waits_longer_than_the_longest_wait_whatever_his_deadline() -> No
     room.put("a", patient, 0.0)
     with pytest.raises(Overloaded, match="in time"):
         room.expect(patient, 0.0, seat_s=5.0)
+
+
+def test_only_who_got_a_seat_makes_the_line_quicker() -> None:
+    room = make_room()
+    wish = Wish(0, 0.0, 9999.0)
+    for turn in range(100):
+        room.put("sent, refused, and back in line", wish, turn * 0.1)
+        take_all(room)
+    assert room.expect(wish, 10.0, seat_s=5.0) == pytest.approx(5.0)
+    for turn in range(100, 200):
+        room.note_seat(turn * 0.1)
+    assert room.expect(wish, 20.0, seat_s=5.0) < 0.5
 
 
 def test_the_expired_are_taken_out() -> None:
