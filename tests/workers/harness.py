@@ -51,6 +51,7 @@ from services.mesh_settings import MeshSettings
 from services.process import run_process
 from services.servers import Server, reserve_port
 from tests.workers.forked import ForkedProcess
+from tests.workers.hosts import enter_host
 from workers.settings import WorkerSettings
 
 BEAT_S = 0.25
@@ -63,8 +64,11 @@ LOOK_S = 0.01
 Reply = TypeVar("Reply")
 
 
-def _run_worker(settings: WorkerSettings, log: str) -> None:
+def _run_worker(settings: WorkerSettings, log: str, host: str) -> None:
     from workers.process import run_worker
+
+    if host:
+        enter_host(host)
 
     output = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
@@ -111,8 +115,8 @@ class Fleet:
         """The last one started under this name."""
         return next(worker for worker in reversed(self.workers) if worker.name == name)
 
-    def start(self, name: str, role: Role, model: Path, **settings: Any) -> Worker:
-        """A worker that is still loading; see `wait_ready`."""
+    def start(self, name: str, role: Role, model: Path, host: str = "", **settings: Any) -> Worker:
+        """A worker that is still loading, see `wait_ready`; `host`: one of `tests.workers.hosts`."""
         port = reserve_port()
         life = WorkerSettings(
             mesh=MeshSettings(
@@ -127,7 +131,7 @@ class Fleet:
             **settings,
         )
         log = self.folder / f"{name}-{new_id()}.log"
-        worker = Worker(name, ForkedProcess(name, _run_worker, life, str(log)), port, log)
+        worker = Worker(name, ForkedProcess(name, _run_worker, life, str(log), host), port, log)
         self.workers.append(worker)
         return worker
 

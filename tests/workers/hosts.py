@@ -1,0 +1,108 @@
+"""Two hosts on one machine: network namespaces, each with a link to us, and one to the other for KV alone.
+
+```
+        we: NATS, etcd, the client
+     10.213.7.1         10.213.7.5
+         │                   │
+     10.213.7.2         10.213.7.6
+       left ─── kv ─── kv ─── right
+     10.213.7.9         10.213.7.10
+```
+
+Their processes and memory are one machine's all the same: workers on them are to be told to use TCP.
+"""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+LEFT, RIGHT = "kvmesh-left", "kvmesh-right"
+KV_LINK = "kv"
+OUR_ADDRESS = "10.213.7.1"
+_CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
+_MS_REC, _MS_SLAVE = 0x4000, 0x80000
+
+
+class NoRights(Exception):
+    """This process may not make network namespaces; the text says what was refused."""
+
+
+class Hosts:
+    """The two, and the link between them."""
+
+    def cut(self) -> None:
+        _run(f"ip -n {LEFT} link set {KV_LINK} down")
+
+    def mend(self) -> None:
+        _run(f"ip -n {LEFT} link set {KV_LINK} up")
+
+    def throttle(self, kbit: int) -> None:
+        """What leaves the left one for the right one goes at this pace."""
+        _run(f"tc -n {LEFT} qdisc replace dev {KV_LINK} root tbf rate {kbit}kbit burst 64kb latency 200ms")
+
+    def unthrottle(self) -> None:
+        _run(f"tc -n {LEFT} qdisc del dev {KV_LINK} root")
+
+
+@contextmanager
+def open_hosts() -> Iterator[Hosts]:
+    """
+    Raises:
+        NoRights: namespaces cannot be made here.
+    """
+    _remove()
+    try:
+        _make()
+        yield Hosts()
+    finally:
+        _remove()
+
+
+def _make() -> None:
+    for host, number in ((LEFT, 1), (RIGHT, 5)):
+        ours = f"kvmesh{number}"
+        _run(f"ip netns add {host}")
+        _run(f"ip -n {host} link set lo up")
+        _run(f"ip link add {ours} type veth peer name us netns {host}")
+        _run(f"ip addr add 10.213.7.{number}/30 dev {ours}")
+        _run(f"ip link set {ours} up")
+        _run(f"ip -n {host} addr add 10.213.7.{number + 1}/30 dev us")
+        _run(f"ip -n {host} link set us up")
+        _run(f"ip -n {host} route add default via 10.213.7.{number}")
+    _run(f"ip -n {LEFT} link add {KV_LINK} type veth peer name {KV_LINK} netns {RIGHT}")
+    for host, number in ((LEFT, 9), (RIGHT, 10)):
+        _run(f"ip -n {host} addr add 10.213.7.{number}/30 dev {KV_LINK}")
+        _run(f"ip -n {host} link set {KV_LINK} up")
+
+
+def _remove() -> None:
+    """The links go with their namespaces."""
+    for host in (LEFT, RIGHT):
+        with suppress(NoRights):
+            _run(f"ip netns del {host}")
+
+
+def _run(command: str) -> None:
+    try:
+        subprocess.run(command.split(), check=True, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise NoRights(f"{command}: there is no such program") from error
+    except subprocess.CalledProcessError as error:
+        raise NoRights(f"{command}: {error.stderr.strip()}") from error
+
+
+def enter_host(host: str) -> None:
+    """Move the calling process, which has one thread, onto the host; its /sys shows that host's links."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    namespace = os.open(f"/run/netns/{host}", os.O_RDONLY)
+    results = (
+        libc.setns(namespace, _CLONE_NEWNET),
+        libc.unshare(_CLONE_NEWNS),
+        libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None),
+        libc.mount(b"kvmesh", b"/sys", b"sysfs", 0, None),
+    )
+    os.close(namespace)
+    if any(results):
+        raise OSError(ctypes.get_errno(), f"{host} cannot be entered: {results}")

@@ -1,0 +1,179 @@
+"""Prefill on one host and decode on another, over TCP, while the link between them is slow, or cut.
+
+Every request is answered, rightly and in bounded time; every block comes back; and when the link is there
+again, prefills go over it again.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proto.names import new_id
+from proto.roles import Role
+from services.servers import Server, plan_etcd, plan_nats
+from tests.workers.harness import Client, Fleet, Stream, open_client, random_prompt, until
+from tests.workers.hosts import KV_LINK, LEFT, OUR_ADDRESS, RIGHT, Hosts, NoRights, open_hosts
+from workers.transfer.transfer_settings import TransferSettings
+
+PROMPT_TOKENS = 1500
+SLOW_KBIT = 4_000  # a prompt's KV takes about three seconds
+LANDING_WAIT_S = 1.5
+RESUME_S = 15.0
+SETTINGS: dict[str, Any] = {
+    "num_blocks": 600,
+    "step_tokens": 128,
+    "push_kib": 1,
+    "remote_min_tokens": 24,
+    "grant_wait_s": 1.0,
+    "landing_wait_s": LANDING_WAIT_S,
+    "transfer": TransferSettings(interfaces=[KV_LINK], transports=["tcp"]),
+}
+
+
+@dataclass(frozen=True)
+class Across:
+    hosts: Hosts
+    fleet: Fleet
+
+
+@pytest.fixture(scope="module")
+def across(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Across]:
+    """`prefill` on the left host, `decode` on the right one, `local` beside it, which sends nothing away."""
+    folder = tmp_path_factory.mktemp("across")
+    try:
+        opened = open_hosts()
+        hosts = opened.__enter__()
+    except NoRights as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    nats = Server(plan_nats(folder / "nats", host=OUR_ADDRESS))
+    etcd = Server(plan_etcd(folder / "etcd", host=OUR_ADDRESS))
+    fleet = Fleet(nats, etcd, f"test-{new_id()}", folder)
+    try:
+        for server in (nats, etcd):
+            server.spawn()
+            server.wait_ready()
+        fleet.start("decode", Role.DECODE, tiny, host=RIGHT, **SETTINGS)
+        fleet.start("prefill", Role.PREFILL, tiny, host=LEFT, **SETTINGS)
+        fleet.start("local", Role.DECODE, tiny, host=RIGHT, **{**SETTINGS, "remote_min_tokens": 10**9})
+        asyncio.run(fleet.wait_ready("decode", "prefill", "local"))
+        yield Across(hosts, fleet)
+    finally:
+        fleet.close()
+        nats.stop()
+        etcd.stop()
+        opened.__exit__(None, None, None)
+
+
+def run_client(across: Across, body: Callable[[Client], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with open_client(across.fleet, "tiny") as client:
+            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
+            await body(client)
+
+    asyncio.run(run())
+
+
+async def assert_right(client: Client, stream: Stream, seed: int, num_tokens: int = PROMPT_TOKENS) -> None:
+    expected = await client.generate("local", random_prompt(num_tokens, seed))
+    assert stream.tokens == expected.tokens
+
+
+async def wait_resumed(client: Client, seed: int) -> None:
+    """Until a prefill goes over the link again."""
+    seeds = iter(range(seed, seed + 1000))
+
+    async def is_remote() -> bool:
+        stream = await client.generate("decode", random_prompt(100, next(seeds)))
+        return stream.final.prefill == "remote"
+
+    await until("prefills go to the other host", is_remote, RESUME_S)
+
+
+async def begin_granted(client: Client, seed: int) -> Stream:
+    stream = await client.begin("decode", random_prompt(PROMPT_TOKENS, seed))
+
+    async def is_granted() -> bool:
+        return bool((await client.holdings("decode")).granted)
+
+    await until("a grant is open", is_granted)
+    return stream
+
+
+def test_a_prompt_is_prefilled_on_another_host(across: Across) -> None:
+    async def body(client: Client) -> None:
+        stream = await client.generate("decode", random_prompt(PROMPT_TOKENS, 1))
+        assert (stream.final.prefill, stream.final.prefill_worker) == ("remote", "prefill")
+        await assert_right(client, stream, 1)
+        await client.wait_rest("decode", "prefill")
+
+    run_client(across, body)
+
+
+def test_a_slow_link_costs_a_bounded_wait_and_no_token(across: Across) -> None:
+    async def body(client: Client) -> None:
+        across.hosts.throttle(SLOW_KBIT)
+        streams = [await client.begin("decode", random_prompt(PROMPT_TOKENS, seed)) for seed in (10, 11)]
+        for stream in streams:
+            assert (await client.finish(stream)).prefill == "local"
+        across.hosts.unthrottle()
+        for seed, stream in zip((10, 11), streams, strict=True):
+            await assert_right(client, stream, seed)
+        await client.wait_rest("decode", "prefill")
+        await wait_resumed(client, 1000)
+
+    run_client(across, body)
+
+
+def test_a_link_that_is_cut_in_a_push_costs_a_local_prefill_and_comes_back(across: Across) -> None:
+    async def body(client: Client) -> None:
+        across.hosts.throttle(SLOW_KBIT)
+        victim = await begin_granted(client, 20)
+        across.hosts.cut()
+        during = [await client.begin("decode", random_prompt(200, seed)) for seed in range(21, 25)]
+        for stream in (victim, *during):
+            assert (await client.finish(stream)).prefill == "local"
+        across.hosts.unthrottle()
+        across.hosts.mend()
+        await assert_right(client, victim, 20)
+        for seed, stream in enumerate(during, 21):
+            await assert_right(client, stream, seed, 200)
+        await client.wait_rest("decode", "prefill")
+        await wait_resumed(client, 2000)
+        await client.wait_rest("decode", "prefill")
+
+    run_client(across, body)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_link_that_comes_and_goes_loses_nothing(across: Across) -> None:
+    """Cuts of up to ten seconds and slow spells, under a stream of prompts of all lengths."""
+    chosen = random.Random(5)
+
+    async def body(client: Client) -> None:
+        for number in range(12):
+            across.hosts.throttle(chosen.choice((1_000, SLOW_KBIT, 50_000)))
+            lengths = [chosen.randrange(20, PROMPT_TOKENS) for _ in range(8)]
+            seeds = range(10_000 + 10 * number, 10_000 + 10 * number + 8)
+            streams = [
+                await client.begin("decode", random_prompt(length, seed))
+                for length, seed in zip(lengths, seeds, strict=True)
+            ]
+            across.hosts.cut()
+            for stream in streams[: chosen.randrange(9)]:
+                await client.finish(stream)
+            across.hosts.mend()
+            across.hosts.unthrottle()
+            for length, seed, stream in zip(lengths, seeds, streams, strict=True):
+                if stream.end is None:
+                    await client.finish(stream)
+                await assert_right(client, stream, seed, length)
+            await client.wait_rest("decode", "prefill", limit_s=60.0)
+            await wait_resumed(client, 20_000 + 1000 * number)
+
+    run_client(across, body)
