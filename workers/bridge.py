@@ -43,6 +43,10 @@ class EngineBridge:
                 held.exception()  # looked at, so that the loop does not report one that nobody waited for
 
     def on_step(self, output: StepOutput) -> None:
+        for event in output.events:
+            push = self._pushes.get(event.sequence) if event.is_held else None
+            if push is not None:
+                push.note_computed()
         self._loop.call_soon_threadsafe(self._take, output.events)
 
     def on_layers(

@@ -147,13 +147,17 @@ class HeldJob:
         self._tools.held.drop(granted.grant)
 
     def _trace(self, push: Push, granted: Granted, has_landed: bool) -> None:
-        """From the first write, which others compute beside, until all has landed or nothing more will."""
+        """From the first write, which others compute beside, until all has landed or nothing more will; and
+        what of that was after the computation's end, when somebody waited for it."""
+        code = "" if has_landed else "not_landed"
         if push.began_s:
-            code = "" if has_landed else "not_landed"
             num_blocks = len(granted.blocks)
             self._tools.tracing.record(
                 "push", push.began_s, code=code, num_blocks=num_blocks, num_bytes=push.num_bytes
             )
+        if push.computed_s:
+            left_bytes = push.num_bytes - push.num_computed_bytes
+            self._tools.tracing.record("push tail", push.computed_s, code=code, num_bytes=left_bytes)
 
     def _check_grant(self, granted: Granted, peer: Peer) -> None:
         size, num_blocks = self._tools.pool.block_size, peer.rank.pool.num_blocks

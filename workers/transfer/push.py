@@ -27,7 +27,8 @@ from workers.transfer.transfer_thread import Transfer, TransferThread
 class Push:
     """The outgoing side of a grant. Pieces come from any thread; all else belongs to the loop.
 
-    Units: `began_s` of the first write, on the monotonic clock; 0 until then.
+    Units: on the monotonic clock, `began_s` of the first write and `computed_s` of the computation's end;
+    0 until then. `num_computed_bytes` of those written had landed at that end.
 
     After `stop` or a failed write nothing more is posted. `on_fault` is called on the loop when a write
     fails, at least once.
@@ -52,6 +53,9 @@ class Push:
         self._on_way = 0
         self.num_bytes = 0
         self.began_s = 0.0
+        self.computed_s = 0.0
+        self.num_computed_bytes = 0
+        self._num_landed_bytes = 0
         self._layers_sent: Counter[tuple[int, int]] = Counter()
         self._fault: KvmeshError | None = None
         self._is_stopped = False
@@ -63,7 +67,9 @@ class Push:
 
         `start` is a multiple of the block size.
         """
-        sources = self._sources(start // self._own.block_size, blocks)
+        self._send(self._sources(start // self._own.block_size, blocks), layers)
+
+    def _send(self, sources: Sequence[tuple[int, int]], layers: LayerRange) -> None:
         pairs = [BlockPair(block, self._grant.blocks[number - self._first]) for number, block in sources]
         copies = plan_copies(self._own, self._peer.rank.pool, pairs, layers)
         with self._lock:
@@ -75,7 +81,8 @@ class Push:
                 return
             self._on_way += 1
             self.began_s = self.began_s or time.monotonic()
-            self.num_bytes += sum(copy.num_bytes for copy in copies)
+            num_bytes = sum(copy.num_bytes for copy in copies)
+            self.num_bytes += num_bytes
         device = self._peer.rank.pool.device
         self._transfers.submit(
             Transfer(
@@ -84,28 +91,36 @@ class Push:
                 copies,
                 device,
                 self._may_start,
-                lambda: self._on_over(None),
-                self._on_over,
+                lambda: self._on_over(0, None),
+                lambda failure: self._on_over(num_bytes, failure),
             )
         )
+
+    def note_computed(self) -> None:
+        """The last layer of the last token is computed; called in the thread that did."""
+        with self._lock:
+            self.computed_s = time.monotonic()
+            self.num_computed_bytes = self._num_landed_bytes
 
     async def complete(self, blocks: Sequence[int]) -> None:
         """Until all of the grant lies at the target, as it is in `blocks`, which hold the whole sequence.
 
         The caller keeps the sequence held until the return. One that was preempted had blocks taken from
-        under writes that had not ended: then everything is written again, after what is on its way.
+        under writes that had not ended: what may have changed is written again, after what is on its way.
 
         Raises:
             TransferFault: a write failed.
             InternalFault: the push was stopped, or `blocks` are not the whole sequence.
         """
         await self._wait_written()
-        if not self._was_sent_once_from(blocks):
-            self._layers_sent.clear()
-            layers = LayerRange(self._own.first_layer, self._own.num_layers)
-            self.write(0, self._grant.end, blocks, layers)
+        sources = self._sources(0, blocks)
+        again = self._in_doubt(sources)
+        if again:
+            self._forget_sent(again)
+            self._send(again, LayerRange(self._own.first_layer, self._own.num_layers))
             await self._wait_written()
-        if self._is_stopped or not self._was_sent_once_from(blocks):
+        is_whole = len(sources) == self._end - self._first and not self._in_doubt(sources)
+        if self._is_stopped or not is_whole:
             raise InternalFault(reason="a push ended before all of its grant was written")
 
     async def land(self) -> None:
@@ -142,9 +157,18 @@ class Push:
         if self._fault is not None:
             raise self._fault
 
-    def _was_sent_once_from(self, blocks: Sequence[int]) -> bool:
-        wanted = dict.fromkeys(self._sources(0, blocks), self._own.num_layers)
-        return len(wanted) == self._end - self._first and dict(self._layers_sent) == wanted
+    def _in_doubt(self, sources: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those not written exactly once, or written from another block too: one that was taken away."""
+        num_sources = Counter(number for number, _ in self._layers_sent)
+        whole = self._own.num_layers
+        return [
+            source for source in sources if num_sources[source[0]] != 1 or self._layers_sent[source] != whole
+        ]
+
+    def _forget_sent(self, sources: Sequence[tuple[int, int]]) -> None:
+        numbers = {number for number, _ in sources}
+        for source in [source for source in self._layers_sent if source[0] in numbers]:
+            del self._layers_sent[source]
 
     def _sources(self, first: int, blocks: Sequence[int]) -> list[tuple[int, int]]:
         """Those of `blocks` that the grant wants, numbered in the sequence, the first of them `first`."""
@@ -156,9 +180,11 @@ class Push:
         with self._lock:
             return not self._is_stopped and self._fault is None
 
-    def _on_over(self, failure: KvmeshError | None) -> None:
+    def _on_over(self, num_bytes: int, failure: KvmeshError | None) -> None:
         with self._lock:
             self._on_way -= 1
+            if failure is None:
+                self._num_landed_bytes += num_bytes
             self._fault = self._fault or failure
         self._loop.call_soon_threadsafe(self._note_over, failure)
 

@@ -66,6 +66,8 @@ def test_what_was_written_from_blocks_that_were_taken_away_is_written_again(exch
         push.write(0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
         await push.complete(SEQUENCE_BLOCKS)
         assert_landed(child)
+        block_bytes = scene.pool.layout.block_bytes
+        assert [num_bytes for _, num_bytes in scene.moved] == [block_bytes, 3 * block_bytes, block_bytes]
 
     run_push(exchange, body)
 
