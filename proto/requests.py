@@ -38,7 +38,8 @@ class GenerateRequest(WireStruct, frozen=True):
 
     `prompt` and `generated` are packed tokens (see `tokens`); `generated` is what earlier attempts gave, and
     `offset` its length: the attempt's first frame begins there. `client` is the frontend whose stream subject
-    takes the frames. `exclude` names workers not to be chosen. The lowest `priority` goes first. Only a
+    takes the frames. `exclude` names workers not to be chosen, `wanted_worker` the only
+    one that may be. The lowest `priority` goes first. Only a
     frontend issues attempts.
 
     Units: `deadline_s` seconds left for the whole request when this was sent.
@@ -57,6 +58,7 @@ class GenerateRequest(WireStruct, frozen=True):
     salt: str = ""
     priority: int = 0
     exclude: list[str] = []
+    wanted_worker: str = ""
 
 
 class Decision(WireStruct, frozen=True):

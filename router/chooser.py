@@ -2,29 +2,59 @@
 
 import random
 import time
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection
 
 import msgspec
+import numpy as np
 
 from proto.cards import ModelCard
-from proto.errors import NoWorker
-from proto.reports import LoadReport
-from proto.roles import Role
-from router.cost import Candidate, Demand, PrefillWorker, score
+from proto.errors import GoElsewhere, InvalidRequest, NoWorker
+from proto.roles import Role, WorkerState
+from router.columns import Column
+from router.cost import Candidates, Demand, PrefillPool, Terms, score
 from router.hashed_prompt import HashedPrompt
 from router.kv_index import KvIndex
-from router.policy import Scored, choose
+from router.policy import Policy, choose
 from router.predictions import Predictions
 from router.settings import RouterSettings
-from router.workers_view import Standing, WorkersView
+from router.slots import Slots
+from router.workers_view import Loads, Roster, WorkersView
 
 
-class Rates(msgspec.Struct, frozen=True):
-    """What a worker that has measured nothing yet is taken for: as good as the best of its model, so that it
-    gets work and measures. Units: `prefill_rate` tokens a second, `decode_step_s` seconds."""
+class Ask(msgspec.Struct, frozen=True):
+    """What a request asks of the choice.
 
-    prefill_rate: float
-    decode_step_s: float
+    `wanted` names the one worker that may be chosen, where an operator says so. Units: `max_tokens` still to
+    be generated at most.
+    """
+
+    max_tokens: int
+    exclude: Collection[str] = ()
+    wanted: str = ""
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """The worker for a request. Units: `hit_tokens` of the prompt that it holds; `cost_s` its score."""
+
+    worker: str
+    epoch: int
+    policy: Policy
+    hit_tokens: int
+    cost_s: float
+
+
+class Scores(msgspec.Struct, frozen=True, eq=False):
+    """Every ready worker as it stands for one request; places are those of `roster`.
+
+    `eligible` are places that the request may go to, `roomy` those of them that are not full.
+    """
+
+    roster: Roster
+    candidates: Candidates
+    terms: Terms
+    eligible: list[int]
+    roomy: list[int]
 
 
 class Chooser:
@@ -33,105 +63,152 @@ class Chooser:
     def __init__(
         self,
         settings: RouterSettings,
+        slots: Slots,
         view: WorkersView,
         index: KvIndex,
         predictions: Predictions,
         draw: random.Random,
     ) -> None:
         self._settings = settings
+        self._slots = slots
         self._view = view
         self._index = index
         self._predictions = predictions
         self._draw = draw
-        self._turn = 0
+        self._turns: Counter[str] = Counter()
         self._suspects: dict[str, float] = {}
 
     def suspect(self, worker: str) -> None:
         """It did not answer: others are preferred for a moment."""
         self._suspects[worker] = time.monotonic() + self._settings.suspect_s
 
-    def try_choose(
-        self, model: ModelCard, prompt: HashedPrompt, max_tokens: int, exclude: Collection[str]
-    ) -> Scored | None:
-        """The worker for a request of at most `max_tokens` more tokens; None while all eligible are full.
+    def try_choose(self, model: ModelCard, prompt: HashedPrompt, ask: Ask) -> Chosen | None:
+        """The worker for a request; None while all eligible are full.
 
         Raises:
-            NoWorker: none is ready, or all that are, are in `exclude`.
+            NoWorker: none is ready, or all that are, are excluded.
+            InvalidRequest, GoElsewhere: the wanted one can never, or not now, take requests of this model.
         """
-        eligible = self._eligible(model, exclude)
-        roomy = [standing for standing in eligible if self._has_room(standing)]
-        if not roomy:
+        roster = self._view.roster(model, Role.DECODE)
+        if not self._roomy(roster, self._eligible(model, roster, ask)):
             return None
-        scored = self.score(model, prompt, max_tokens, roomy)
-        self._turn += 1
-        return choose(self._settings.policy, scored, self._turn, self._draw)
+        self._turns[model.name] += 1
+        return self.try_pick(model, self.score(model, prompt, ask))
 
-    def score(
-        self, model: ModelCard, prompt: HashedPrompt, max_tokens: int, among: Sequence[Standing]
-    ) -> list[Scored]:
-        """What each of `among` would cost."""
-        demand = Demand(prompt.num_tokens, max_tokens, prompt.block_size)
-        held, promised = self._index.match(prompt.keys), self._predictions.match(prompt.keys)
-        pool = list(self._view.ready(model, Role.PREFILL))
-        rates = self._best_rates([standing.report for standing in (*among, *pool)])
-        prefill_pool = [
-            PrefillWorker(one.report.job_tokens, one.report.prefill_rate or rates.prefill_rate)
-            for one in pool
-        ]
-        scored = []
-        for standing in among:
-            worker = standing.card.worker
-            num_blocks = max(held.get(worker, 0), promised.get(worker, 0))
-            candidate = self._candidate(standing, prompt.hit_tokens(num_blocks), rates)
-            scored.append(Scored(candidate, score(candidate, demand, prefill_pool, self._settings.weights)))
-        return scored
+    def try_pick(self, model: ModelCard, scores: Scores) -> Chosen | None:
+        """Which of those scored it would be now."""
+        if not scores.roomy:
+            return None
+        policy, turn = self._settings.policy_of(model.name), self._turns[model.name]
+        total_s = scores.terms.total_s
+        place = choose(policy, total_s, scores.candidates.load, scores.roomy, turn, self._draw)
+        return Chosen(
+            worker=scores.roster.workers[place],
+            epoch=scores.roster.epochs[place],
+            policy=policy,
+            hit_tokens=int(scores.candidates.hit_tokens[place]),
+            cost_s=float(total_s[place]),
+        )
+
+    def score(self, model: ModelCard, prompt: HashedPrompt, ask: Ask) -> Scores:
+        """What each ready worker would cost.
+
+        Raises:
+            NoWorker, InvalidRequest, GoElsewhere: as `try_choose`.
+        """
+        roster = self._view.roster(model, Role.DECODE)
+        eligible = self._eligible(model, roster, ask)
+        pool = self._view.loads(self._view.roster(model, Role.PREFILL))
+        candidates, prefill_pool = self._candidates(roster, pool, self._hits(roster, prompt))
+        demand = Demand(prompt.num_tokens, ask.max_tokens, prompt.block_size)
+        terms = score(candidates, demand, prefill_pool, self._settings.weights)
+        return Scores(roster, candidates, terms, eligible, self._roomy(roster, eligible))
 
     def seat_s(self, model: ModelCard) -> float:
         """Seconds until the next seat comes free anywhere, when all are taken."""
-        ready = list(self._view.ready(model, Role.DECODE))
-        rates = self._best_rates([standing.report for standing in ready])
-        per_s = 0.0
-        for standing in ready:
-            answer_s = self._settings.answer_tokens * (standing.report.decode_step_s or rates.decode_step_s)
-            per_s += _seats(standing) / answer_s
-        return 1 / per_s if per_s else 0.0
+        loads = self._view.loads(self._view.roster(model, Role.DECODE))
+        if not len(loads.seats):
+            return 0.0
+        step_s = _filled(
+            loads.decode_step_s, _least(loads.decode_step_s) or self._settings.assumed_decode_step_s
+        )
+        return 1 / float((loads.seats / (self._settings.answer_tokens * step_s)).sum())
 
-    def _eligible(self, model: ModelCard, exclude: Collection[str]) -> list[Standing]:
-        ready = [one for one in self._view.ready(model, Role.DECODE) if one.card.worker not in exclude]
+    def _eligible(self, model: ModelCard, roster: Roster, ask: Ask) -> list[int]:
+        """Places in `roster`; suspects only where there is nobody else."""
+        if ask.wanted:
+            return [self._wanted_place(model, roster, ask)]
+        out = {roster.places[worker] for worker in ask.exclude if worker in roster.places}
+        ready = [place for place in range(len(roster.workers)) if place not in out]
         if not ready:
             raise NoWorker(model=model.name)
         now_s = time.monotonic()
         self._suspects = {worker: until_s for worker, until_s in self._suspects.items() if until_s > now_s}
-        return [one for one in ready if one.card.worker not in self._suspects] or ready
+        if not self._suspects:
+            return ready
+        return [place for place in ready if roster.workers[place] not in self._suspects] or ready
 
-    def _has_room(self, standing: Standing) -> bool:
-        promised = self._predictions.load_of(standing.card.worker)
-        sequences = standing.report.num_running + standing.report.num_waiting + promised.num_sequences
-        return sequences < _seats(standing) * self._settings.fill_limit
+    def _roomy(self, roster: Roster, eligible: list[int]) -> list[int]:
+        """Which of these places are not full."""
+        loads = self._view.loads(roster)
+        promised_sequences, _ = self._predictions.loads(roster.slots)
+        num_sequences = loads.num_sequences + promised_sequences
+        has_room = (num_sequences < loads.seats * self._settings.fill_limit).tolist()
+        return [place for place in eligible if has_room[place]]
 
-    def _candidate(self, standing: Standing, hit_tokens: int, rates: Rates) -> Candidate:
-        report = standing.report
-        return Candidate(
-            worker=standing.card.worker,
-            epoch=standing.epoch,
-            num_sequences=report.num_running + report.num_waiting,
-            max_sequences=_seats(standing),
-            waiting_tokens=report.waiting_tokens,
-            free_blocks=report.free_blocks,
-            prefill_rate=report.prefill_rate or rates.prefill_rate,
-            decode_step_s=report.decode_step_s or rates.decode_step_s,
-            hit_tokens=hit_tokens,
-            promised=self._predictions.load_of(standing.card.worker),
+    def _wanted_place(self, model: ModelCard, roster: Roster, ask: Ask) -> int:
+        place = roster.places.get(ask.wanted)
+        if place is not None and ask.wanted not in ask.exclude:
+            return place
+        standing = self._view.standing(ask.wanted)
+        if standing is None:
+            raise InvalidRequest(field="worker_id", reason="there is no such worker")
+        if standing.card.model != model.name:
+            raise InvalidRequest(field="worker_id", reason="this worker serves another model")
+        if standing.role is not Role.DECODE:
+            raise InvalidRequest(field="worker_id", reason="this worker only prefills")
+        is_ready = standing.state is WorkerState.READY
+        raise GoElsewhere(worker=ask.wanted, reason="lost" if is_ready else standing.state.value)
+
+    def _hits(self, roster: Roster, prompt: HashedPrompt) -> Column:
+        """Tokens of the prompt that each worker holds, or was promised and will hold soon."""
+        size = self._slots.size
+        held = self._index.match(prompt.keys).depths(size)
+        promised = self._predictions.match(prompt.keys).depths(size)
+        return prompt.hit_tokens(np.maximum(held, promised)[roster.slots])
+
+    def _candidates(self, roster: Roster, pool: Loads, hits: Column) -> tuple[Candidates, PrefillPool]:
+        """A worker that has measured nothing yet is taken for as good as the best of its model, so that it
+        gets work and measures."""
+        loads = self._view.loads(roster)
+        best_rate = max(_most(loads.prefill_rate), _most(pool.prefill_rate))
+        rate = best_rate or self._settings.assumed_prefill_rate
+        step_s = _least(np.concatenate((loads.decode_step_s, pool.decode_step_s)))
+        promised_sequences, promised_tokens = self._predictions.loads(roster.slots)
+        candidates = Candidates(
+            num_sequences=loads.num_sequences,
+            seats=loads.seats,
+            waiting_tokens=loads.waiting_tokens,
+            free_blocks=loads.free_blocks,
+            prefill_rate=_filled(loads.prefill_rate, rate),
+            decode_step_s=_filled(loads.decode_step_s, step_s or self._settings.assumed_decode_step_s),
+            hit_tokens=hits,
+            promised_sequences=promised_sequences,
+            promised_tokens=promised_tokens,
         )
-
-    def _best_rates(self, reports: Sequence[LoadReport]) -> Rates:
-        return Rates(
-            max((one.prefill_rate for one in reports if one.prefill_rate), default=0.0)
-            or self._settings.assumed_prefill_rate,
-            min((one.decode_step_s for one in reports if one.decode_step_s), default=0.0)
-            or self._settings.assumed_decode_step_s,
-        )
+        return candidates, PrefillPool(pool.job_tokens, _filled(pool.prefill_rate, rate))
 
 
-def _seats(standing: Standing) -> int:
-    return standing.report.max_sequences or standing.card.max_sequences
+def _filled(measured: Column, assumed: float) -> Column:
+    """`assumed` where nothing was measured."""
+    return np.where(measured > 0, measured, assumed)
+
+
+def _most(measured: Column) -> float:
+    return float(measured.max(initial=0.0))
+
+
+def _least(measured: Column) -> float:
+    """The least that was measured; 0 when nothing was."""
+    least = float(np.where(measured > 0, measured, np.inf).min(initial=np.inf))
+    return least if least < np.inf else 0.0

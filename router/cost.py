@@ -1,4 +1,4 @@
-"""What it would cost to send a request to a worker, in seconds, term by term.
+"""What it would cost to send a request to each worker, in seconds, term by term, for all workers at once.
 
 ```
  total = wait_s       before its first token: tokens promised there and its own uncached ones, over the rate
@@ -11,11 +11,11 @@ Rates are the workers' own, so one that is slow loses traffic by itself. Without
 sibling would leave the worker that computes their common prefix for an idle one, to wait as long there.
 """
 
-import math
-
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from router.predictions import PromisedLoad
+from router.columns import Column
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -41,88 +41,92 @@ class Demand(msgspec.Struct, frozen=True):
     block_size: int
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """A worker as the cost sees it: what it reported, was promised since, and holds of the prompt.
+class Candidates(msgspec.Struct, frozen=True, eq=False):
+    """Workers as the cost sees them: what each reported, was promised since, and holds of the prompt.
 
-    Units: `prefill_rate` tokens a second and `decode_step_s` seconds, measured there or assumed.
+    Units: `num_sequences` and `promised_sequences` over `seats`, which are at least 1; `prefill_rate` tokens
+    a second and `decode_step_s` seconds, measured there or assumed; tokens and blocks else.
     """
 
-    worker: str
-    epoch: int
-    num_sequences: int
-    max_sequences: int
-    waiting_tokens: int
-    free_blocks: int
-    prefill_rate: float
-    decode_step_s: float
-    hit_tokens: int
-    promised: PromisedLoad = PromisedLoad()
+    num_sequences: Column
+    seats: Column
+    waiting_tokens: Column
+    free_blocks: Column
+    prefill_rate: Column
+    decode_step_s: Column
+    hit_tokens: Column
+    promised_sequences: Column
+    promised_tokens: Column
 
     @property
-    def load(self) -> float:
+    def load(self) -> Column:
         """Sequences there, reported and promised, over seats."""
-        return (self.num_sequences + self.promised.num_sequences) / max(1, self.max_sequences)
+        return (self.num_sequences + self.promised_sequences) / self.seats
 
 
-class PrefillWorker(msgspec.Struct, frozen=True):
-    """Units: `job_tokens` tokens of jobs that it has taken; `prefill_rate` tokens a second."""
+class PrefillPool(msgspec.Struct, frozen=True, eq=False):
+    """The prefill workers. Units: `job_tokens` of jobs that each has taken; `prefill_rate` tokens/s."""
 
-    job_tokens: int
-    prefill_rate: float
+    job_tokens: Column
+    prefill_rate: Column
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """Units: seconds, but for `hit_tokens`."""
+class Terms(msgspec.Struct, frozen=True, eq=False):
+    """What each candidate costs. Units: seconds."""
 
-    wait_s: float
-    seat_s: float
-    slowdown_s: float
-    work_s: float
-    shortage_s: float
-    hit_tokens: int
-    is_remote: bool
+    wait_s: Column
+    seat_s: Column
+    slowdown_s: Column
+    work_s: Column
+    shortage_s: Column
+    is_remote: NDArray[np.bool_]
 
     @property
-    def total_s(self) -> float:
+    def total_s(self) -> Column:
         return self.wait_s + self.seat_s + self.slowdown_s + self.work_s + self.shortage_s
 
 
-def score(candidate: Candidate, demand: Demand, prefill_pool: list[PrefillWorker], weights: Weights) -> Terms:
-    """The terms for sending `demand` to `candidate`."""
-    new_tokens = demand.num_tokens - candidate.hit_tokens
-    prefill_s = new_tokens / candidate.prefill_rate
-    here_s = (candidate.waiting_tokens + candidate.promised.new_tokens) / candidate.prefill_rate + prefill_s
-    away_s = _remote_wait_s(new_tokens, prefill_pool, weights)
+def score(candidates: Candidates, demand: Demand, pool: PrefillPool, weights: Weights) -> Terms:
+    """The terms for sending `demand` to each of `candidates`."""
+    new_tokens = demand.num_tokens - candidates.hit_tokens
+    prefill_s = new_tokens / candidates.prefill_rate
+    before_s = (candidates.waiting_tokens + candidates.promised_tokens) / candidates.prefill_rate
+    here_s, away_s = before_s + prefill_s, _remote_wait_s(new_tokens, pool, weights)
     is_remote = away_s < here_s
-    decode_s = min(demand.answer_tokens, weights.answer_tokens) * candidate.decode_step_s
-    felt_s = decode_s + (0.0 if is_remote else prefill_s)
+    decode_s = min(demand.answer_tokens, weights.answer_tokens) * candidates.decode_step_s
+    felt_s = decode_s + np.where(is_remote, 0.0, prefill_s)
     return Terms(
-        wait_s=min(here_s, away_s),
-        seat_s=_seat_s(candidate, weights),
-        slowdown_s=weights.slowdown * candidate.load * felt_s,
+        wait_s=np.minimum(here_s, away_s),
+        seat_s=_seat_s(candidates, weights),
+        slowdown_s=weights.slowdown * candidates.load * felt_s,
         work_s=weights.work * prefill_s,
-        shortage_s=weights.shortage_s if _is_short(candidate, demand) else 0.0,
-        hit_tokens=candidate.hit_tokens,
+        shortage_s=np.where(_is_short(candidates, demand), weights.shortage_s, 0.0),
         is_remote=is_remote,
     )
 
 
-def _remote_wait_s(new_tokens: int, pool: list[PrefillWorker], weights: Weights) -> float:
-    """With the prefill worker that would be done first; for ever when the prompt would not go there."""
-    if new_tokens < weights.remote_min_tokens:
-        return math.inf
-    return min(((one.job_tokens + new_tokens) / one.prefill_rate for one in pool), default=math.inf)
+def _remote_wait_s(new_tokens: Column, pool: PrefillPool, weights: Weights) -> Column:
+    """With the prefill worker that would be done first; for ever when the prompt would not go there.
+
+    Few lengths differ, so that each is asked about once.
+    """
+    if not len(pool.job_tokens):
+        return np.full(len(new_tokens), np.inf)
+    lengths, which = np.unique(new_tokens, return_inverse=True)
+    waits_s = ((pool.job_tokens + lengths[:, None]) / pool.prefill_rate).min(axis=1)
+    waits_s[lengths < weights.remote_min_tokens] = np.inf
+    remote_s: Column = waits_s[which]
+    return remote_s
 
 
-def _seat_s(candidate: Candidate, weights: Weights) -> float:
+def _seat_s(candidates: Candidates, weights: Weights) -> Column:
     """An answer takes `answer_tokens` steps, and as many answers end meanwhile as there are seats."""
-    seats = max(1, candidate.max_sequences)
-    sequences = candidate.num_sequences + candidate.promised.num_sequences
-    return max(0, sequences - seats + 1) / seats * weights.answer_tokens * candidate.decode_step_s
+    sequences = candidates.num_sequences + candidates.promised_sequences
+    too_many = np.maximum(0.0, sequences - candidates.seats + 1)
+    return too_many / candidates.seats * weights.answer_tokens * candidates.decode_step_s
 
 
-def _is_short(candidate: Candidate, demand: Demand) -> bool:
+def _is_short(candidates: Candidates, demand: Demand) -> NDArray[np.bool_]:
     """Whether prompt and first token need more new blocks than are neither held nor promised."""
-    new_tokens = demand.num_tokens + 1 - candidate.hit_tokens
-    wanted = -(-new_tokens // demand.block_size) + candidate.promised.new_tokens // demand.block_size
-    return wanted > candidate.free_blocks
+    own_blocks = np.ceil((demand.num_tokens + 1 - candidates.hit_tokens) / demand.block_size)
+    return own_blocks + candidates.promised_tokens // demand.block_size > candidates.free_blocks

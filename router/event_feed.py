@@ -122,7 +122,7 @@ class EventFeed:
     def begin_fetch(self, worker: str) -> Fetch:
         """The first question to ask is a plain `TakeSnapshot()`, the next ones name its number."""
         feed = self._feeds[worker]
-        feed.fetch = Fetch(worker, set() if self._index.keys_of(worker) else None)
+        feed.fetch = Fetch(worker, set() if self._index.num_blocks_of(worker) else None)
         return feed.fetch
 
     def take_page(self, fetch: Fetch, page: SnapshotPage) -> None:
@@ -135,7 +135,7 @@ class EventFeed:
         fetch.number = page.number
         fetch.page += 1
         if fetch.held is not None:
-            fetch.held.update(block_keys(page.hashes))
+            fetch.held.update(block_keys(page.hashes).tolist())
         self._index.apply(fetch.worker, BlocksStored(page.hashes))
 
     def finish(self, fetch: Fetch) -> Iterator[None]:
@@ -190,9 +190,9 @@ class EventFeed:
             if first > feed.applied + 1:
                 break
             batch = feed.held_back.pop(first)
-            for event in batch.events[feed.applied + 1 - first :]:
-                if event.group == GROUP and event.tier == TIER:
-                    self._index.apply(batch.worker, event)
+            new = batch.events[feed.applied + 1 - first :]
+            ours = [event for event in new if event.group == GROUP and event.tier == TIER]
+            self._index.apply_all(batch.worker, ours)
             feed.applied = max(feed.applied, batch.last)
         feed.was_whole = feed.was_whole or not feed.is_lacking
 

@@ -21,7 +21,7 @@ from proto.requests import (
 from proto.subjects import choice as choice_subject
 from proto.subjects import worker_generate
 from proto.tokens import count_tokens
-from router.chooser import Chooser
+from router.chooser import Ask, Chooser
 from router.hashed_prompt import HashedPrompt
 from router.hearing import Hearing
 from router.predictions import Promise
@@ -83,25 +83,27 @@ class Forwarder:
 
         Raises:
             NoWorker: none is ready that is not in `exclude`.
+            InvalidRequest, GoElsewhere: the worker that the request wants cannot take it.
         """
         prompt = pending.prompt
-        chosen = self._chooser.try_choose(pending.model, prompt, pending.max_tokens, exclude)
+        ask = Ask(pending.max_tokens, exclude, pending.request.wanted_worker)
+        chosen = self._chooser.try_choose(pending.model, prompt, ask)
         if chosen is None:
             return None
         self._number += 1
         decision = Decision(
             router=self._router,
             number=self._number,
-            worker=chosen.candidate.worker,
-            epoch=chosen.candidate.epoch,
-            prefix_tokens=chosen.terms.hit_tokens,
-            cost_s=chosen.terms.total_s,
-            policy=self._settings.policy,
+            worker=chosen.worker,
+            epoch=chosen.epoch,
+            prefix_tokens=chosen.hit_tokens,
+            cost_s=chosen.cost_s,
+            policy=chosen.policy,
         )
-        new_tokens = prompt.num_tokens - chosen.terms.hit_tokens
+        new_tokens = prompt.num_tokens - chosen.hit_tokens
         choice = Choice(decision, pending.request.request, pending.model.name, new_tokens, prompt.hashes)
         self._metrics.prompt_blocks.inc(len(prompt.keys))
-        self._metrics.promised_blocks.inc(chosen.terms.hit_tokens // prompt.block_size)
+        self._metrics.promised_blocks.inc(chosen.hit_tokens // prompt.block_size)
         return Reservation(choice, self._hearing.note(choice))
 
     async def try_forward(self, pending: Pending, reservation: Reservation) -> Routed | None:

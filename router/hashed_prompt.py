@@ -4,17 +4,20 @@ import asyncio
 from itertools import islice
 
 import msgspec
+import numpy as np
 
 from proto.blockhash import HASH_BYTES, block_salt, iter_block_hashes
 from proto.cards import KvClass
 from proto.requests import GenerateRequest
 from proto.tokens import count_tokens
-from router.kv_index import block_keys
+from router.block_table import Keys
+from router.columns import Column
+from router.kv_index import Depths, block_keys
 
 SLICE_BLOCKS = 256  # about half a millisecond of hashing
 
 
-class HashedPrompt(msgspec.Struct, frozen=True):
+class HashedPrompt(msgspec.Struct, frozen=True, eq=False):
     """The full blocks of a prompt. `keys[i]` is how the index knows the i-th hash of `hashes`.
 
     Units: `num_tokens` of prompt and earlier attempts' answer together; `block_size` in tokens.
@@ -23,11 +26,11 @@ class HashedPrompt(msgspec.Struct, frozen=True):
     num_tokens: int
     block_size: int
     hashes: bytes
-    keys: list[int]
+    keys: Keys
 
-    def hit_tokens(self, num_blocks: int) -> int:
-        """What a worker with the first `num_blocks` blocks need not compute: at most all but one token."""
-        return min(num_blocks * self.block_size, max(0, self.num_tokens - 1))
+    def hit_tokens(self, num_blocks: Depths) -> Column:
+        """What workers with so many first blocks need not compute: at most all but one token."""
+        return np.minimum(num_blocks * self.block_size, max(0, self.num_tokens - 1)).astype(np.float64)
 
 
 async def hash_prompt(request: GenerateRequest, kv_class: KvClass) -> HashedPrompt:

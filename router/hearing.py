@@ -20,6 +20,7 @@ from router.hit_metrics import HitMetrics
 from router.kv_index import KvIndex, block_keys
 from router.lives import Lives
 from router.predictions import Predictions, Promise
+from router.slots import Slots
 from router.workers_view import WorkersView
 from services.bus import Delivery
 from services.directory import Change, Changed, Entry, Listed
@@ -35,6 +36,7 @@ class Hearing:
     def __init__(
         self,
         router: str,
+        slots: Slots,
         lives: Lives,
         view: WorkersView,
         index: KvIndex,
@@ -47,6 +49,7 @@ class Hearing:
         self._has_models = False
         self._has_workers = False
         self._router = router
+        self._slots = slots
         self._lives = lives
         self._view = view
         self._index = index
@@ -106,6 +109,7 @@ class Hearing:
 
     def hear_liveness(self, process: str, is_alive: bool) -> None:
         """A process is heard for the first time, again, or no more."""
+        self._view.note_liveness()
         if not is_alive:
             self._forget_gone()
         self.tell()
@@ -158,6 +162,7 @@ class Hearing:
             self._feed.forget(worker)
             self._predictions.forget(worker)
             self._hits.begin_life(worker)
+            self._slots.give_back(worker)
 
     def tell(self) -> None:
         """Something that a choice rests on has changed."""

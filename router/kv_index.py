@@ -1,22 +1,40 @@
 """Which worker holds which blocks: the index that every choice starts from.
 
-Two views of one relation are kept: block -> bit mask of its holders, for `match` to ask all workers at once;
-and holder -> its blocks, so that forgetting a holder touches its blocks and no others.
-
-`match` walks the prompt and stops where nobody is left. Jumping ahead in the chain would be wrong: a worker
-that evicted block 2 may still hold block 5, and only 2 blocks of its prefix are of use. Nor would it gain
-much: a step of the walk costs a small part of the hash that was computed for it.
+```
+ a prompt's keys ──► block table ──► sets of holders, by number      (one gather for the whole prompt)
+   k0 k1 k2 k3 k4 …                    5  5  5  2  2  0 …
+                                       └──┬──┘  └┬─┘
+                                   held: {a,b,c} ∩ {a,c}: a look at each run of one number, not at each block
+```
+A block's hash names all tokens before it, so the holders of a prompt's blocks change only where a branch or
+an eviction lies: `match` jumps from change to change. It needs no promise that a cache has no holes: a worker
+that evicted block 2 and still holds block 5 is out of the set at 2, and sets are only ever intersected.
 """
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import groupby, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from proto.blockhash import HASH_BYTES
 from proto.errors import InvalidRequest
 from proto.events import BlocksStored, KvEvent
+from router.block_table import BlockTable, Keys, Positions
+from router.holder_sets import NOBODY, HolderSets
+from router.slots import Slots
+
+FIRST_LOOK = 128  # blocks of a prompt that are looked up before it is known whether anybody holds any
+SCAN_POSITIONS = 65_536
+EVERYBODY = -1
+NEVER_ZERO = np.int64(-1 << 63)
+
+Depths = NDArray[np.int64]
+"""For each slot, how many blocks from the start of a prompt its worker holds without a hole."""
 
 
-def block_keys(hashes: bytes) -> list[int]:
-    """The first 8 bytes of each packed hash, as an integer: enough for an index, never for a cache.
+def block_keys(hashes: bytes) -> Keys:
+    """The first 8 bytes of each packed hash but for a bit: enough for an index, never for a cache.
 
     Raises:
         InvalidRequest: the length is no multiple of a hash's.
@@ -25,117 +43,171 @@ def block_keys(hashes: bytes) -> list[int]:
         raise InvalidRequest(
             field="hashes", reason=f"{len(hashes)} bytes are no whole number of block hashes"
         )
-    return memoryview(hashes).cast("Q")[::2].tolist()
+    return np.frombuffer(hashes, np.int64)[::2] | NEVER_ZERO
 
 
 class KvIndex:
     """Blocks and their holders. Memory follows what is held: a block without a holder is not remembered."""
 
-    def __init__(self) -> None:
-        self._holders: dict[int, int] = {}
-        self._blocks: dict[str, set[int]] = {}
-        self._bits: dict[str, int] = {}
-        self._workers: dict[int, str] = {}
-        self._leavings: dict[int, set[int]] = {}  # of forgotten workers, by bit, until they are swept
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._table = BlockTable()
+        self._sets = HolderSets()
+        self._num_held: dict[str, int] = {}
+        self._swept = 0  # the place in the table where the next sweep goes on
 
     @property
     def num_blocks(self) -> int:
-        """Distinct blocks held anywhere; what is left of forgotten workers counts until it is swept."""
-        return len(self._holders)
+        """Distinct blocks held anywhere."""
+        return len(self._table) - self._sets.num_dead_blocks
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the table, by far the most of the index's own."""
+        return self._table.num_bytes
 
     def num_blocks_of(self, worker: str) -> int:
-        return len(self._blocks.get(worker, ()))
+        return self._num_held.get(worker, 0)
 
     def has(self, worker: str, key: int) -> bool:
-        return key in self._blocks.get(worker, ())
+        slot = self._slots.find(worker)
+        (position,) = self._table.find(np.array([key], np.int64))
+        return slot is not None and bool(self._sets.masks[self._table.values[position]] >> slot & 1)
+
+    def keys_of(self, worker: str) -> Iterator[int]:
+        """What `worker` holds, found by a scan that may be left and gone on with while others' blocks change.
+
+        A key may come twice.
+        """
+        bit = 1 << self._slots.allot(worker)
+        table, start = self._table, 0
+        num_lanes = table.num_lanes
+        while start < len(table.values):
+            numbers = table.values[start : start + SCAN_POSITIONS]
+            theirs = [number for number in set(numbers.tolist()) if self._sets.masks[number] & bit]
+            yield from table.keys_at(start + np.flatnonzero(np.isin(numbers, theirs))).tolist()
+            start += SCAN_POSITIONS
+            if table.num_lanes != num_lanes:  # laid out anew meanwhile
+                num_lanes, start = table.num_lanes, 0
 
     def apply(self, worker: str, event: KvEvent) -> None:
         """Takes what `worker` says of its cache; saying it twice changes nothing."""
         keys = block_keys(event.hashes)
         if isinstance(event, BlocksStored):
-            self._store(worker, keys)
+            self.add(worker, keys)
         else:
-            self.remove(worker, keys)
+            self._remove(worker, keys)
 
-    def keys_of(self, worker: str) -> Set[int]:
-        """What `worker` is believed to hold; it changes with the index."""
-        return self._blocks.get(worker, frozenset())
+    def apply_all(self, worker: str, events: Iterable[KvEvent]) -> None:
+        """As `apply` for each in order; neighbours of a kind are taken at once, which costs far less."""
+        for kind, alike in groupby(events, type):
+            self.apply(worker, kind(b"".join(event.hashes for event in alike)))
 
-    def forget(self, worker: str) -> None:
-        """`worker` holds nothing any more, at once; what is left of it is for `sweep`."""
-        bit, blocks = self._bits.pop(worker, 0), self._blocks.pop(worker, None)
-        if self._workers.pop(bit, None) is not None and blocks is not None:
-            self._leavings[bit] = blocks
-
-    def sweep(self, limit: int) -> bool:
-        """Drops `limit` blocks at most that only forgotten workers held; whether there are more.
-
-        A worker's million blocks take most of a second to drop, which the loop must not lose at once.
-        """
-        for bit, blocks in self._leavings.items():
-            self._drop([blocks.pop() for _ in range(min(limit, len(blocks)))], bit)
-            if not blocks:
-                del self._leavings[bit]  # its bit is free for another
-            break
-        return bool(self._leavings)
-
-    def match(self, keys: Sequence[int]) -> dict[str, int]:
-        """How many blocks from the start of `keys` each worker holds without a hole, where that is any."""
-        held, find = sum(self._workers), self._holders.get
-        left: list[tuple[int, int]] = []
-        for depth, key in enumerate(keys):
-            still = held & find(key, 0)
-            if still != held:
-                left.append((depth, held & ~still))
-                held = still
-                if not held:
-                    break
-        else:
-            left.append((len(keys), held))
-        return self._depths(left)
-
-    def _depths(self, left: list[tuple[int, int]]) -> dict[str, int]:
-        """Workers by the depth at which their bit left the walk."""
-        depths = {}
-        for depth, bits in left:
-            rest = bits if depth else 0
-            while rest:
-                bit = rest & -rest
-                depths[self._workers[bit]] = depth
-                rest ^= bit
-        return depths
-
-    def _store(self, worker: str, keys: Collection[int]) -> None:
-        bit = self._bit_of(worker)
-        holders, find = self._holders, self._holders.get
-        for key in keys:
-            holders[key] = find(key, 0) | bit
-        self._blocks[worker].update(keys)
+    def add(self, worker: str, keys: Keys) -> None:
+        """`worker` holds these."""
+        bit = 1 << self._slots.allot(worker)
+        num_new = self._change(self._table.put(_distinct(keys)), lambda mask: mask | bit)
+        self._num_held[worker] = self._num_held.get(worker, 0) + num_new
 
     def remove(self, worker: str, keys: Collection[int]) -> None:
         """`worker` does not hold these."""
-        blocks = self._blocks.get(worker)
-        if not blocks:
+        self._remove(worker, np.fromiter(keys, np.int64, len(keys)))
+
+    def forget(self, worker: str) -> None:
+        """`worker` holds nothing any more, at once; blocks that only it held are for `sweep`."""
+        if self._num_held.pop(worker, 0):
+            self._sets.drop_worker(1 << self._slots.allot(worker))
+
+    def sweep(self, limit: int) -> bool:
+        """Looks at `limit` places for blocks that only forgotten workers held; whether there are more."""
+        if not self._sets.num_dead_blocks:
+            return False
+        start = self._swept if self._swept < len(self._table.values) else 0
+        numbers = self._table.values[start : start + limit]
+        dead = start + np.flatnonzero(self._sets.is_dead[numbers])
+        self._swept = start + limit
+        for number, positions in self._runs(dead):
+            self._rename(positions, number, NOBODY)
+        return self._sets.num_dead_blocks > 0
+
+    def match(self, keys: Keys) -> "Match":
+        """How far from the start of `keys` the workers' blocks reach without a hole."""
+        held, start, reaches = EVERYBODY, 0, []
+        size = FIRST_LOOK
+        while start < len(keys) and held:
+            numbers = self._table.values[self._table.find(keys[start : start + size])]
+            changes = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
+            for place in (0, *changes.tolist()):
+                still = held & self._sets.masks[numbers[place]]
+                if still != held:
+                    reaches.append((start + place, held))
+                    held = still
+                    if not held:
+                        break
+            start, size = start + size, len(keys)
+        if held:
+            reaches.append((len(keys), held))
+        return Match(reaches)
+
+    def _remove(self, worker: str, keys: Keys) -> None:
+        if self._num_held.get(worker):
+            bit = 1 << self._slots.allot(worker)
+            positions = self._table.find(_distinct(keys))
+            self._num_held[worker] -= self._change(positions[positions >= 0], lambda mask: mask & ~bit)
+
+    def _change(self, positions: Positions, change: Callable[[int], int]) -> int:
+        """Changes the holders of blocks; how many blocks have other ones now."""
+        num_changed = 0
+        for number, spots in self._runs(positions):
+            before = self._sets.masks[number]
+            after = change(before)
+            if after != before:
+                self._rename(spots, number, self._sets.number_of(after))
+                num_changed += len(spots)
+        return num_changed
+
+    def _runs(self, positions: Positions) -> Iterator[tuple[int, Positions]]:
+        """The positions by the set that their blocks name: mostly all the same one."""
+        numbers = self._table.values[positions]
+        distinct = set(numbers.tolist())
+        if len(distinct) < 2:
+            yield from ((number, positions) for number in distinct)
             return
-        self._drop(blocks.intersection(keys), self._bits[worker])
-        blocks.difference_update(keys)
+        order = numbers.argsort(kind="stable")
+        numbers, positions = numbers[order], positions[order]
+        cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
+        for start, end in pairwise(cuts):
+            yield int(numbers[start]), positions[start:end]
 
-    def _drop(self, keys: Iterable[int], bit: int) -> None:
-        """Takes `bit` out of each of `keys`, all of which have it."""
-        holders = self._holders
-        for key in keys:
-            rest = holders[key] ^ bit
-            if rest:
-                holders[key] = rest
-            else:
-                del holders[key]
+    def _rename(self, positions: Positions, source: int, target: int) -> None:
+        self._sets.move(len(positions), source, target)
+        if target == NOBODY:
+            self._table.remove(positions)
+        else:
+            self._table.values[positions] = target
 
-    def _bit_of(self, worker: str) -> int:
-        """The bit of `worker`, the lowest free one when it has none."""
-        bit = self._bits.get(worker)
-        if bit is None:
-            taken = sum(self._bits.values()) + sum(self._leavings)
-            bit = self._bits[worker] = ~taken & (taken + 1)
-            self._workers[bit] = worker
-            self._blocks[worker] = set()
-        return bit
+
+class Match:
+    """Which workers hold how much of a prompt.
+
+    `reaches` are pairs of a depth and a mask of the workers that hold so many blocks or more, both descending
+    into the prompt: each mask is a part of the one before.
+    """
+
+    def __init__(self, reaches: list[tuple[int, int]]) -> None:
+        self.reaches = [reach for reach in reaches if reach[0]]
+
+    def depths(self, num_slots: int) -> Depths:
+        """One for each slot, all at once."""
+        if not self.reaches or not num_slots:
+            return np.zeros(num_slots, np.int64)
+        num_bytes = (num_slots + 7) // 8
+        packed = b"".join(mask.to_bytes(num_bytes, "little") for _, mask in self.reaches)
+        rows = np.frombuffer(packed, np.uint8).reshape(len(self.reaches), num_bytes)
+        is_in = np.unpackbits(rows, axis=1, count=num_slots, bitorder="little")
+        gains = np.diff([depth for depth, _ in self.reaches], prepend=0)
+        return np.asarray(gains @ is_in, np.int64)
+
+
+def _distinct(keys: Keys) -> Keys:
+    return keys if len(set(keys.tolist())) == len(keys) else np.unique(keys)

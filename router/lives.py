@@ -13,6 +13,7 @@ class Lives:
     """The present life of every worker, and its last past ones."""
 
     def __init__(self) -> None:
+        self.num_changes = 0  # whoever keeps what he made of the present lives can see that they are others
         self._present: dict[str, str] = {}
         self._past: dict[str, deque[str]] = {}
 
@@ -25,6 +26,7 @@ class Lives:
 
     def begin(self, worker: str, incarnation: str) -> None:
         """From now on this is the present life; the one before is past."""
+        self.num_changes += 1
         before = self._present.get(worker)
         if before is not None:
             self._past.setdefault(worker, deque(maxlen=PAST_LIVES)).append(before)
@@ -32,5 +34,6 @@ class Lives:
 
     def forget(self, worker: str) -> None:
         """The worker is gone for good."""
+        self.num_changes += 1
         self._present.pop(worker, None)
         self._past.pop(worker, None)

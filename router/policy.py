@@ -3,31 +3,30 @@
 import random
 from typing import Literal
 
-import msgspec
-
-from router.cost import Candidate, Terms
+from router.columns import Column
 
 Policy = Literal["kv", "round_robin", "random", "least_loaded", "power_of_two"]
 
 
-class Scored(msgspec.Struct, frozen=True):
-    candidate: Candidate
-    terms: Terms
+def choose(
+    policy: Policy, total_s: Column, load: Column, eligible: list[int], turn: int, draw: random.Random
+) -> int:
+    """One of `eligible`, which are places in the columns, at least one and in the order of workers' names.
 
-
-def choose(policy: Policy, scored: list[Scored], turn: int, draw: random.Random) -> Scored:
-    """One of `scored`, which has at least one; `turn` counts choices, and ties fall at random."""
+    `turn` counts choices; ties fall at random.
+    """
     if policy == "round_robin":
-        ordered = sorted(scored, key=lambda one: one.candidate.worker)
-        return ordered[turn % len(ordered)]
+        return eligible[turn % len(eligible)]
     if policy == "random":
-        return draw.choice(scored)
+        return draw.choice(eligible)
     if policy == "least_loaded":
-        return _least_loaded(scored, draw)
+        return _least(load, eligible, draw)
     if policy == "power_of_two":
-        return _least_loaded(draw.sample(scored, min(2, len(scored))), draw)
-    return min(scored, key=lambda one: (one.terms.total_s, draw.random()))
+        return _least(load, draw.sample(eligible, min(2, len(eligible))), draw)
+    return _least(total_s, eligible, draw)
 
 
-def _least_loaded(scored: list[Scored], draw: random.Random) -> Scored:
-    return min(scored, key=lambda one: (one.candidate.load, draw.random()))
+def _least(values: Column, eligible: list[int], draw: random.Random) -> int:
+    theirs = values[eligible].tolist()
+    least = min(theirs)
+    return draw.choice([place for place, value in zip(eligible, theirs, strict=True) if value == least])

@@ -12,16 +12,21 @@ The prefix outlives the load, because a worker reports a request when it takes i
 they are computed: siblings that come in between must still follow it.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
+import numpy as np
+
+from router.block_table import Keys
+from router.columns import Column, Columns, Slotted
+from router.kv_index import KvIndex, Match
+from router.slots import Slots
 
 PromiseId = tuple[str, int]
 """The router that decided, and the number of its decision."""
 
 
-class Promise(msgspec.Struct, frozen=True):
+class Promise(msgspec.Struct, frozen=True, eq=False):
     """One choice, as the worker will feel it.
 
     `keys` are those of the whole prompt. Units: `new_tokens` to compute; `made_s` on this process's clock.
@@ -31,7 +36,7 @@ class Promise(msgspec.Struct, frozen=True):
     number: int
     worker: str
     new_tokens: int
-    keys: Sequence[int]
+    keys: Keys
     made_s: float
 
     @property
@@ -45,17 +50,16 @@ class PromisedLoad(msgspec.Struct, frozen=True):
 
 
 class _Ledger:
-    """The promises made to one worker, each in the order made.
+    """The promises made to one worker, each in the order made. `index` has the prefixes of all workers."""
 
-    Every promised prefix is there whole, so the set of promised keys is closed towards the prompt's start.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, worker: str, index: KvIndex) -> None:
         self.loads: dict[PromiseId, Promise] = {}
         self.prefixes: dict[PromiseId, Promise] = {}
         self.included: Mapping[str, int] = {}
         self.new_tokens = 0
-        self._counts: dict[int, int] = {}
+        self._worker = worker
+        self._index = index
+        self._counts: dict[int, int] = {}  # in how many prefixes a block is
 
     def add(self, promise: Promise) -> None:
         self.drop(promise.id)
@@ -63,30 +67,33 @@ class _Ledger:
             self.loads[promise.id] = promise
             self.new_tokens += promise.new_tokens
         self.prefixes[promise.id] = promise
-        counts, find = self._counts, self._counts.get
-        for key in promise.keys:
-            counts[key] = find(key, 0) + 1
+        counts, find, new = self._counts, self._counts.get, []
+        for key in promise.keys.tolist():
+            count = counts[key] = find(key, 0) + 1
+            if count == 1:
+                new.append(key)
+        self._index.add(self._worker, np.array(new, np.int64))
 
     def drop(self, promise_id: PromiseId) -> None:
         self.drop_load(promise_id)
         promise = self.prefixes.pop(promise_id, None)
-        for key in promise.keys if promise else ():
-            left = self._counts[key] - 1
-            if left:
-                self._counts[key] = left
-            else:
+        if promise is None:
+            return
+        gone = []
+        for key in promise.keys.tolist():
+            self._counts[key] -= 1
+            if not self._counts[key]:
                 del self._counts[key]
+                gone.append(key)
+        self._index.remove(self._worker, gone)
 
     def drop_load(self, promise_id: PromiseId) -> None:
         promise = self.loads.pop(promise_id, None)
         if promise is not None:
             self.new_tokens -= promise.new_tokens
 
-    def match(self, keys: Sequence[int]) -> int:
-        """How many of `keys` are promised: by halving, since promised keys have no holes."""
-        if not keys or keys[0] not in self._counts:
-            return 0
-        return bisect_left(keys, True, key=lambda key: key not in self._counts)
+    def clear(self) -> None:
+        self._index.remove(self._worker, self._counts)
 
 
 class Predictions:
@@ -95,9 +102,12 @@ class Predictions:
     Units: `ttl_s` seconds that a promise counts at most.
     """
 
-    def __init__(self, ttl_s: float, limit_per_worker: int) -> None:
+    def __init__(self, ttl_s: float, limit_per_worker: int, slots: Slots) -> None:
         self._ttl_s = ttl_s
         self._limit = limit_per_worker
+        self._slots = slots
+        self._index = KvIndex(slots)
+        self._loads = Columns(2)
         self._ledgers: dict[str, _Ledger] = {}
 
     def __len__(self) -> int:
@@ -109,10 +119,13 @@ class Predictions:
         ledger.add(promise)
         if len(ledger.prefixes) > self._limit:
             ledger.drop(next(iter(ledger.prefixes)))
+        self._show(promise.worker, ledger)
 
     def withdraw(self, promise: Promise) -> None:
         """The worker did not take it."""
-        self._ledger(promise.worker).drop(promise.id)
+        ledger = self._ledger(promise.worker)
+        ledger.drop(promise.id)
+        self._show(promise.worker, ledger)
 
     def settle(
         self, worker: str, included: Mapping[str, int], is_stored: Callable[[int], bool], now_s: float
@@ -126,9 +139,13 @@ class Predictions:
                 ledger.drop_load(promise.id)
             if self._is_old(promise, now_s) or (is_included and _is_kept(promise, is_stored)):
                 ledger.drop(promise.id)
+        self._show(worker, ledger)
 
     def forget(self, worker: str) -> None:
-        self._ledgers.pop(worker, None)
+        ledger = self._ledgers.pop(worker, None)
+        if ledger is not None:
+            ledger.clear()
+            self._loads.put(self._slots.allot(worker), (0, 0))
 
     def load_of(self, worker: str) -> PromisedLoad:
         ledger = self._ledgers.get(worker)
@@ -141,10 +158,17 @@ class Predictions:
             sum(len(ledger.loads) for ledger in ledgers), sum(ledger.new_tokens for ledger in ledgers)
         )
 
-    def match(self, keys: Sequence[int]) -> dict[str, int]:
-        """How many blocks from the start of `keys` each worker was promised, where that is any."""
-        depths = ((worker, ledger.match(keys)) for worker, ledger in self._ledgers.items())
-        return {worker: depth for worker, depth in depths if depth}
+    def loads(self, slots: Slotted) -> tuple[Column, Column]:
+        """Of each of these workers: sequences, and tokens to compute."""
+        num_sequences, new_tokens = self._loads.take(slots)
+        return num_sequences, new_tokens
+
+    def match(self, keys: Keys) -> Match:
+        """How far from the start of `keys` each worker was promised blocks."""
+        return self._index.match(keys)
+
+    def _show(self, worker: str, ledger: _Ledger) -> None:
+        self._loads.put(self._slots.allot(worker), (len(ledger.loads), ledger.new_tokens))
 
     def _is_old(self, promise: Promise, now_s: float) -> bool:
         return now_s - promise.made_s > self._ttl_s
@@ -152,10 +176,10 @@ class Predictions:
     def _ledger(self, worker: str) -> _Ledger:
         ledger = self._ledgers.get(worker)
         if ledger is None:
-            ledger = self._ledgers[worker] = _Ledger()
+            ledger = self._ledgers[worker] = _Ledger(worker, self._index)
         return ledger
 
 
 def _is_kept(promise: Promise, is_stored: Callable[[int], bool]) -> bool:
     """Whether the index has the promised prefix: its last block came last."""
-    return not promise.keys or is_stored(promise.keys[-1])
+    return not len(promise.keys) or is_stored(int(promise.keys[-1]))

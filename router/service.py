@@ -29,6 +29,7 @@ from router.kv_index import KvIndex
 from router.lives import Lives
 from router.predictions import Predictions
 from router.settings import RouterSettings
+from router.slots import Slots
 from router.snapshots import Snapshots
 from router.waitlist import Waitlist
 from router.workers_view import WorkersView
@@ -97,14 +98,15 @@ class RouterService:
         self._metrics = RouterMetrics(metrics)
         self._is_serving = self._is_leaving = False
         router, ns = presence.process, settings.mesh.ns
-        lives, self._index = Lives(), KvIndex()
-        self._view = WorkersView(lives, liveness.is_alive)
+        lives, slots = Lives(), Slots()
+        self._index = KvIndex(slots)
+        self._view = WorkersView(lives, slots, liveness.is_alive)
         self._feed = EventFeed(self._index, settings.feed_rules)
-        predictions = Predictions(settings.promise_ttl_s, settings.promise_limit)
+        predictions = Predictions(settings.promise_ttl_s, settings.promise_limit, slots)
         hits = HitMetrics(metrics, self._metrics)
-        self._hearing = Hearing(router, lives, self._view, self._index, self._feed, predictions, hits)
+        self._hearing = Hearing(router, slots, lives, self._view, self._index, self._feed, predictions, hits)
         self._snapshots = Snapshots(bus, ns, self._feed, settings.snapshot_rules, self._metrics)
-        chooser = Chooser(settings, self._view, self._index, predictions, random.Random())
+        chooser = Chooser(settings, slots, self._view, self._index, predictions, random.Random())
         self._forwarder = Forwarder(router, settings, bus, chooser, self._hearing, self._metrics)
         self._waitlist = Waitlist(router, settings, bus, chooser, self._forwarder, self._metrics)
         self._predictions = predictions
@@ -120,6 +122,7 @@ class RouterService:
         """Tells metrics and health where to look."""
         self._metrics.queue_length.set_function(lambda: len(self._waitlist))
         self._metrics.index_blocks.set_function(lambda: self._index.num_blocks)
+        self._metrics.index_bytes.set_function(lambda: self._index.num_bytes)
         self._metrics.workers.set_function(lambda: self._view.num_ready)
         self._metrics.promised_sequences.set_function(lambda: self._predictions.load().num_sequences)
         self._metrics.promised_tokens.set_function(lambda: self._predictions.load().new_tokens)

@@ -1,6 +1,7 @@
 """Every setting of the router, with its unit and its default."""
 
-from typing import Annotated
+import re
+from typing import Annotated, cast, get_args
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +18,8 @@ from services.logs import LogSettings
 from services.mesh_settings import MeshSettings
 from services.tracing import TraceSettings
 
+_MODEL_POLICY = re.compile(rf".+=({'|'.join(get_args(Policy))})")
+
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[router]`, and the tables that every process shares."""
@@ -32,6 +35,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Policy,
         Meta(description="how a worker is chosen: kv, round_robin, random, least_loaded or power_of_two"),
     ] = "kv"
+    policies: Annotated[
+        list[str], Meta(description="another policy for some models, each as model=policy")
+    ] = []
     slowdown_weight: Annotated[
         float, Meta(description="a second that running sequences feel, against a second of waiting", ge=0)
     ] = 1.0
@@ -99,6 +105,16 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     warm_limit_s: Annotated[
         float, Meta(description="seconds that a starting router waits for workers' snapshots", ge=0)
     ] = 4.0
+
+    def __post_init__(self) -> None:
+        for entry in self.policies:
+            if not _MODEL_POLICY.fullmatch(entry):
+                raise ValueError(f"policies: {entry!r} is not model=policy")
+
+    def policy_of(self, model: str) -> Policy:
+        """How workers of this model are chosen."""
+        chosen = dict(entry.rsplit("=", 1) for entry in self.policies)
+        return cast(Policy, chosen.get(model, self.policy))
 
     @property
     def weights(self) -> Weights:

@@ -8,11 +8,14 @@ and so does a model while any of its workers does.
 from collections.abc import Callable, Collection, Iterator
 
 import msgspec
+import numpy as np
 
-from proto.cards import ModelCard, WorkerCard
+from proto.cards import KvClass, ModelCard, WorkerCard
 from proto.reports import LoadReport
 from proto.roles import Role, WorkerState
+from router.columns import Column, Columns, Slotted
 from router.lives import Lives
+from router.slots import Slots
 
 _RANK = {WorkerState.READY: 0, WorkerState.DRAINING: 1, WorkerState.LEAVING: 2}
 
@@ -25,6 +28,27 @@ class Standing(msgspec.Struct, frozen=True):
     role: Role
     epoch: int
     state: WorkerState
+
+
+class Roster(msgspec.Struct, frozen=True, eq=False):
+    """The ready workers of a model in one role, by name: one place for each in every column of theirs."""
+
+    workers: list[str]
+    epochs: list[int]
+    places: dict[str, int]
+    slots: Slotted
+
+
+class Loads(msgspec.Struct, frozen=True, eq=False):
+    """What the workers of a roster reported. Units: as in `LoadReport`; `seats` sequences at once."""
+
+    num_sequences: Column
+    seats: Column
+    waiting_tokens: Column
+    free_blocks: Column
+    job_tokens: Column
+    prefill_rate: Column
+    decode_step_s: Column
 
 
 def newest(card: WorkerCard, report: LoadReport) -> Standing:
@@ -41,8 +65,12 @@ def _newness(word: WorkerCard | LoadReport) -> tuple[bool, int, int]:
 class WorkersView:
     """Cards and reports of the present life of every worker. `is_alive` says whose beats go on."""
 
-    def __init__(self, lives: Lives, is_alive: Callable[[str], bool]) -> None:
+    def __init__(self, lives: Lives, slots: Slots, is_alive: Callable[[str], bool]) -> None:
         self._lives = lives
+        self._slots = slots
+        self._loads = Columns(len(Loads.__struct_fields__))
+        self._rosters: dict[tuple[str, Role], Roster] = {}
+        self._rosters_at = 0
         self._is_alive = is_alive
         self._models: dict[str, ModelCard] = {}
         self._listed_models: set[str] = set()
@@ -52,6 +80,7 @@ class WorkersView:
 
     def put_model(self, card: ModelCard) -> None:
         self._models[card.name] = card
+        self._rosters.clear()
         self._listed_models.add(card.name)
 
     def drop_model(self, name: str) -> None:
@@ -69,7 +98,9 @@ class WorkersView:
     def put_card(self, card: WorkerCard) -> None:
         """The directory has this card. One of a past life is passed over."""
         if self._is_present(card.worker, card.incarnation):
+            before = self.standing(card.worker)
             self._cards[card.worker] = card
+            self._note_change(card.worker, before)
             self._listed.add(card.worker)
 
     def drop_key(self, worker: str) -> None:
@@ -81,7 +112,13 @@ class WorkersView:
         known = self._reports.get(report.worker)
         is_late = known is not None and known.incarnation == report.incarnation and known.epoch > report.epoch
         if self._is_present(report.worker, report.incarnation) and not is_late:
+            before = self.standing(report.worker)
             self._reports[report.worker] = report
+            self._note_change(report.worker, before)
+
+    def note_liveness(self) -> None:
+        """Somebody was lost, or is heard again."""
+        self._rosters.clear()
 
     def standing(self, worker: str) -> Standing | None:
         """None until both the card and a report of the present life are known."""
@@ -111,6 +148,20 @@ class WorkersView:
             ):
                 yield standing
 
+    def roster(self, model: ModelCard, role: Role) -> Roster:
+        """`ready` by name, made anew only after somebody came, went or changed."""
+        if self._rosters_at != self._lives.num_changes:
+            self._rosters_at = self._lives.num_changes
+            self._rosters.clear()
+        roster = self._rosters.get((model.name, role))
+        if roster is None:
+            roster = self._rosters[model.name, role] = self._make_roster(model, role)
+        return roster
+
+    def loads(self, roster: Roster) -> Loads:
+        """The last report of each."""
+        return Loads(*self._loads.take(roster.slots))
+
     @property
     def num_ready(self) -> int:
         """Workers of any model that may be chosen for a request."""
@@ -124,6 +175,7 @@ class WorkersView:
             self._cards.pop(worker, None)
             self._reports.pop(worker, None)
             self._lives.forget(worker)
+        self._rosters.clear()
         self._forget_models()
         return gone
 
@@ -131,5 +183,43 @@ class WorkersView:
         kept = self._listed_models | {card.model for card in self._cards.values()}
         self._models = {name: model for name, model in self._models.items() if name in kept}
 
+    def _make_roster(self, model: ModelCard, role: Role) -> Roster:
+        ready = sorted(self.ready(model, role), key=lambda one: one.card.worker)
+        workers = [one.card.worker for one in ready]
+        return Roster(
+            workers=workers,
+            epochs=[one.epoch for one in ready],
+            places={worker: place for place, worker in enumerate(workers)},
+            slots=np.array([self._slots.allot(worker) for worker in workers], np.intp),
+        )
+
+    def _note_change(self, worker: str, before: Standing | None) -> None:
+        """A word of this worker came: its row is written, and the rosters go when it has another standing."""
+        now = self.standing(worker)
+        if now is None or before is None or _place_of(now) != _place_of(before):
+            self._rosters.clear()
+        if now is not None:
+            self._loads.put(self._slots.allot(worker), _row_of(now))
+
     def _is_present(self, worker: str, incarnation: str) -> bool:
         return self._lives.present(worker) == incarnation
+
+
+def _place_of(standing: Standing) -> tuple[str, Role, int, WorkerState, KvClass]:
+    """What decides in which roster a worker is."""
+    card = standing.card
+    return (card.model, standing.role, standing.epoch, standing.state, card.kv_class)
+
+
+def _row_of(standing: Standing) -> tuple[float, ...]:
+    """In the order of `Loads`."""
+    report = standing.report
+    return (
+        report.num_running + report.num_waiting,
+        max(1, report.max_sequences or standing.card.max_sequences),
+        report.waiting_tokens,
+        report.free_blocks,
+        report.job_tokens,
+        report.prefill_rate,
+        report.decode_step_s,
+    )

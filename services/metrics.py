@@ -98,6 +98,7 @@ class RouterMetrics:
         )
         self.promised_tokens = metrics.gauge("route_promised_tokens", "prompt tokens of these choices")
         self.index_blocks = metrics.gauge("route_index_blocks", "blocks in the index, over all workers")
+        self.index_bytes = metrics.gauge("route_index_bytes", "memory of the index's table of blocks")
         self.workers = metrics.gauge("route_workers", "workers that may be chosen")
         self.events = metrics.counter("route_kv_events_total", "KV events applied to the index")
         self.snapshots = metrics.counter("route_snapshots_total", "snapshots asked of workers after a gap")

@@ -6,13 +6,14 @@ from proto.errors import Conflict, InvalidRequest
 from proto.events import BlocksRemoved, BlocksStored, KvEvent, KvEvents, SnapshotPage, pack_hashes
 from router.event_feed import EventFeed, FeedRules, check_events
 from router.kv_index import KvIndex, block_keys
+from router.slots import Slots
 
 RULES = FeedRules(grace_s=0.3, pause_s=2.0, max_held=8)
 HASHES = [bytes([number]) * 16 for number in range(1, 12)]
 
 
 def key_of(hash_: bytes) -> int:
-    return block_keys(hash_)[0]
+    return int(block_keys(hash_)[0])
 
 
 class Publisher:
@@ -44,7 +45,7 @@ class Publisher:
 
 
 def make_feed() -> tuple[KvIndex, EventFeed]:
-    index = KvIndex()
+    index = KvIndex(Slots())
     feed = EventFeed(index, RULES)
     feed.begin_life("w", "life-1")
     return index, feed

@@ -287,6 +287,7 @@ def test_promised_and_real_hits_are_counted_side_by_side(play: Play) -> None:
             "kvmesh_route_promised_hit_tokens_total 639.0",
             "kvmesh_route_real_hit_tokens_total 639.0",
             "kvmesh_route_index_blocks 40.0",
+            "kvmesh_route_index_bytes 25228.0",
             "kvmesh_route_workers 1.0",
             "kvmesh_route_queue_length 0.0",
             'kvmesh_route_decisions_total{outcome="sent"} 2.0',

@@ -20,10 +20,12 @@ from router.hit_metrics import HitMetrics
 from router.kv_index import KvIndex, block_keys
 from router.lives import Lives
 from router.predictions import Predictions
+from router.slots import Slots
 from router.workers_view import WorkersView
 from services.bus import Bus, BusSettings, Delivery
 from services.loop_watch import LoopWatch
 from services.metrics import Metrics, RouterMetrics
+from tests.router.reaches import reach_of
 from workers.cache_mirror import CacheMirror
 from workers.engine.prefix_cache import PrefixCache
 
@@ -36,7 +38,7 @@ hash_lists = st.lists(st.sampled_from(HASHES), min_size=1, max_size=8)
 
 
 def keys_of(hashes: set[bytes]) -> set[int]:
-    return set(block_keys(b"".join(hashes)))
+    return set(block_keys(b"".join(hashes)).tolist())
 
 
 class Cache:
@@ -83,12 +85,13 @@ class Truth(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        lives, self.index = Lives(), KvIndex()
+        lives, self.slots = Lives(), Slots()
+        self.index = KvIndex(self.slots)
         self.feed = EventFeed(self.index, FeedRules(grace_s=0.3, pause_s=2.0, max_held=4))
-        view, promises = WorkersView(lives, lambda _: True), Predictions(10.0, 100)
+        view, promises = WorkersView(lives, self.slots, lambda _: True), Predictions(10.0, 100, self.slots)
         metrics = Metrics("router", "r")
         hits = HitMetrics(metrics, RouterMetrics(metrics))
-        self.hearing = Hearing("r", lives, view, self.index, self.feed, promises, hits)
+        self.hearing = Hearing("r", self.slots, lives, view, self.index, self.feed, promises, hits)
         self.bus = Bus(BusSettings(), "test", LoopWatch(1.0))
         self.caches = {worker: Cache(worker, 0) for worker in WORKERS}
         self.on_the_way: list[KvEvents | LoadReport] = []
@@ -197,7 +200,7 @@ class Truth(RuleBasedStateMachine):
                 self.check(worker)
 
     def check(self, worker: str) -> None:
-        assert self.index.keys_of(worker) == keys_of(set(self.caches[worker].truth))
+        assert set(self.index.keys_of(worker)) == keys_of(set(self.caches[worker].truth))
 
     def teardown(self) -> None:
         """Whatever was lost: one report of each worker and one snapshot lead to the truth."""
@@ -214,8 +217,8 @@ class Truth(RuleBasedStateMachine):
         for worker, cache in self.caches.items():
             assert self.feed.is_whole(worker)
             self.check(worker)
-            depths = self.index.match(block_keys(b"".join(cache.truth)))
-            assert depths.get(worker, 0) == len(cache.truth)
+            reach = reach_of(self.index.match(block_keys(b"".join(cache.truth))), self.slots)
+            assert reach.get(worker, 0) == len(cache.truth)
         held = [keys_of(set(cache.truth)) for cache in self.caches.values()]
         assert self.index.num_blocks == len(set().union(*held))
 

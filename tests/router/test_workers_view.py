@@ -4,6 +4,7 @@ from proto.cards import KvClass, ModelCard, TextFiles, WorkerCard
 from proto.reports import LoadReport
 from proto.roles import Role, WorkerState
 from router.lives import Lives
+from router.slots import Slots
 from router.workers_view import WorkersView, newest
 
 KV = KvClass("digest", "float32", 16)
@@ -37,7 +38,7 @@ class Scene:
     def __init__(self) -> None:
         self.alive = True
         self.lives = Lives()
-        self.view = WorkersView(self.lives, lambda _: self.alive)
+        self.view = WorkersView(self.lives, Slots(), lambda _: self.alive)
         self.meet("life-1")
 
     def meet(self, incarnation: str) -> None:
@@ -45,7 +46,14 @@ class Scene:
             self.lives.begin("w", incarnation)
 
     def ready(self, role: Role = Role.DECODE) -> list[str]:
-        return [standing.card.worker for standing in self.view.ready(MODEL, role)]
+        """As the view says anew and, wherever it heard of a change, as it remembers."""
+        ready = sorted(standing.card.worker for standing in self.view.ready(MODEL, role))
+        assert self.view.roster(MODEL, role).workers == ready
+        return ready
+
+    def live(self, *, is_alive: bool) -> None:
+        self.alive = is_alive
+        self.view.note_liveness()
 
 
 def test_a_worker_is_ready_once_its_card_and_a_report_are_known() -> None:
@@ -61,7 +69,7 @@ def test_a_silent_worker_gets_no_new_work_whatever_its_key_says() -> None:
     scene = Scene()
     scene.view.put_card(card())
     scene.view.put_report(report())
-    scene.alive = False
+    scene.live(is_alive=False)
     assert scene.ready() == []
     assert scene.view.take_gone() == []
 
@@ -73,7 +81,7 @@ def test_a_vanished_key_alone_ends_nothing() -> None:
     scene.view.drop_key("w")
     assert scene.view.take_gone() == []
     assert scene.ready() == ["w"]
-    scene.alive = False
+    scene.live(is_alive=False)
     assert scene.view.take_gone() == ["w"]
     assert scene.view.standing("w") is None
 
@@ -128,7 +136,7 @@ def test_a_vanished_model_stays_while_a_worker_of_it_is_known() -> None:
     scene.view.drop_key("w")
     assert scene.view.take_gone() == []
     assert scene.view.model("m") == MODEL
-    scene.alive = False
+    scene.live(is_alive=False)
     scene.view.take_gone()
     assert scene.view.model("m") is None
 
