@@ -5,6 +5,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from proto.errors import InvalidSetting
 from services.replay.report import Limits, itls_s, ttfts_s
@@ -50,29 +51,41 @@ def _draw_distribution(
             axes.step(ordered_ms, shares, where="post", label=label)
     axes.axvline(limit_s * 1e3, color="grey", linestyle=":", label="limit")
     axes.set_xlabel("milliseconds")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.02)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
 
 
 def _draw_shares(axes: Axes, played: Sequence[Played]) -> None:
-    """By name for few workers; for many, each server's shares from the largest down."""
+    """By name where all servers have the same few workers, else each one's from the largest share down."""
     axes.set_title("share of requests per worker")
     axes.set_ylabel("share")
-    workers = sorted({worker for one in played for worker in one.report.shares})
-    if len(workers) > _MAX_NAMED:
-        for one in played:
-            axes.plot(sorted(one.report.shares.values(), reverse=True), label=one.report.label)
-        axes.set_xlabel("workers, by share")
+    shares = [one.report.shares for one in played]
+    labels = [one.report.label for one in played]
+    num_workers = max(map(len, shares))
+    if num_workers <= _MAX_NAMED and all(found.keys() == shares[0].keys() for found in shares):
+        _draw_bars(axes, list(shares[0]), labels, [list(found.values()) for found in shares])
+        axes.tick_params("x", rotation=30 if num_workers > 4 else 0)
     else:
-        groups = [[one.report.shares.get(worker, 0.0) for worker in workers] for one in played]
-        _draw_bars(axes, workers, [one.report.label for one in played], groups)
-        axes.tick_params("x", rotation=30 if len(workers) > 4 else 0)
-    axes.set_ylim(
-        0, _ROOM * max((share for one in played for share in one.report.shares.values()), default=1)
-    )
+        _draw_ranks(axes, labels, [sorted(found.values(), reverse=True) for found in shares], num_workers)
+    largest = max((share for found in shares for share in found.values()), default=1)
+    axes.set_ylim(0, _ROOM * largest)
     axes.legend(ncols=len(played))
+
+
+def _draw_ranks(
+    axes: Axes, labels: Sequence[str], ranked: Sequence[Sequence[float]], num_workers: int
+) -> None:
+    axes.set_xlabel("workers, by share")
+    if num_workers > _MAX_NAMED:
+        for label, shares in zip(labels, ranked, strict=True):
+            axes.plot(range(1, len(shares) + 1), shares, label=label)
+        return
+    ranks = [str(rank) for rank in range(1, num_workers + 1)]
+    _draw_bars(axes, ranks, labels, [[*shares, *[0.0] * (num_workers - len(shares))] for shares in ranked])
 
 
 def _draw_rates(axes: Axes, played: Sequence[Played]) -> None:

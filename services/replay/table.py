@@ -79,7 +79,7 @@ def _add_shares(table: Table, reports: Sequence[Report]) -> None:
     workers = sorted({worker for report in reports for worker in report.shares})
     if len(workers) <= MAX_WORKERS:
         for worker in workers:
-            shares = (_shown(report.shares.get(worker, 0.0), "%") for report in reports)
+            shares = (_shown(report.shares.get(worker), "%") for report in reports)
             table.add_row(f"share of {worker}", *shares)
         return
     table.add_row("workers that answered", *(str(len(report.shares)) for report in reports))

@@ -52,6 +52,12 @@ def test_a_picture_is_a_png_for_few_workers_and_for_many(tmp_path: Path, num_wor
     assert colours(path) > 50
 
 
+def test_servers_with_other_workers_are_compared_by_rank(tmp_path: Path) -> None:
+    path = tmp_path / "one.png"
+    draw_picture(path, "a load", [played("kv", 3), played("round_robin", 5)], LIMITS)
+    assert colours(path) > 50
+
+
 def test_a_server_that_answered_nothing_is_drawn_too(tmp_path: Path) -> None:
     path = tmp_path / "one.png"
     draw_picture(path, "a load", [played("dead", 1, error="no_responder")], LIMITS)
@@ -79,7 +85,7 @@ def test_two_servers_stand_side_by_side_with_the_ratio_of_the_second_to_the_firs
     text = table(played("kv", 2, 40), played("round_robin", 4, 20))
     assert row(text, "requests answered") == ["40", "20", "0.50"]
     assert row(text, "hit rate") == ["50.0 %", "50.0 %", "1.00"]
-    assert row(text, "share of worker-3") == ["0.0 %", "25.0 %", ""]
+    assert row(text, "share of worker-3") == ["-", "25.0 %", ""]
     assert row(text, "TTFT p50") == ["200.0 ms", "100.0 ms", "0.50"]
 
 
