@@ -19,6 +19,7 @@ from services.servers import reserve_port
 
 START_S = 90.0
 LOOK_S = 0.05
+SCRAPE_S = 5.0
 EMPTY_AT_REST = {
     "frontend": ("kvmesh_requests_running", "kvmesh_streams_live"),
     "router": (
@@ -74,7 +75,7 @@ class RunningMesh:
         )
 
     def _samples(self, child: RunningProcess) -> list[Sample]:
-        text = self.http.get(f"{child.admin_url}/metrics").text
+        text = self.http.get(f"{child.admin_url}/metrics", timeout=SCRAPE_S).text
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def unrest(self) -> dict[str, float]:
