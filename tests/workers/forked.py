@@ -1,7 +1,7 @@
 """Real processes that start in a moment: forked from a server that has imported what takes seconds.
 
-The server has imported torch, NIXL and the worker, and has started no thread, opened no agent and computed
-nothing; so a child is as one that was started alone.
+The server has imported torch, NIXL and every kind of process; it has started no thread, opened no agent and
+computed nothing, so a child is as one that was started alone.
 """
 
 import multiprocessing
@@ -10,7 +10,13 @@ import signal
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 
-_PRELOADED = ["workers.process", "workers.engine.torch_runner", "workers.transfer.nixl_transport"]
+_PRELOADED = [
+    "workers.process",
+    "workers.engine.torch_runner",
+    "workers.transfer.nixl_transport",
+    "router.service",
+    "frontend.service",
+]
 
 
 def _context() -> ForkServerContext:
