@@ -27,7 +27,8 @@ Prompt = Chat | str | list[int]
 class Plan(msgspec.Struct, frozen=True):
     """What a client asks for, checked as far as it can be without the model.
 
-    `prompt_field` is how the client names its prompts; `max_tokens` None: all that the context holds.
+    `prompt_field` is how the client names its prompts; `max_tokens` None: all that the context holds;
+    `wanted_worker` the only worker that may serve it.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Plan(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     salt: str = ""
     priority: int = 0
+    wanted_worker: str = ""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -259,6 +261,7 @@ class Generator:
             deadline_s=max(0.001, arrived_s + self._request_limit_s - time.monotonic()),
             salt=plan.salt,
             priority=plan.priority,
+            wanted_worker=plan.wanted_worker,
         )
 
 

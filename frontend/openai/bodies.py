@@ -37,6 +37,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    worker_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     kvmesh: bool | None = None
 
 

@@ -35,6 +35,7 @@ _SERVED = (
     "stream_options",
     "cache_salt",
     "priority",
+    "worker_id",
     "kvmesh",
 )
 _INERT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")

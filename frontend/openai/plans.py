@@ -52,6 +52,7 @@ def _plan(body: ChatBody | CompletionBody, prompts: list[Prompt], field: str, ma
         ignore_eos=bool(body.ignore_eos),
         salt=body.cache_salt or "",
         priority=body.priority or 0,
+        wanted_worker=body.worker_id or "",
     )
 
 

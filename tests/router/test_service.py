@@ -4,10 +4,11 @@ import asyncio
 from collections import Counter
 
 import httpx
+from msgspec.structs import replace
 
 from proto import keys
 from proto.cards import Presence
-from proto.codec import decode
+from proto.codec import decode, encode
 from proto.errors import (
     GoElsewhere,
     InvalidRequest,
@@ -21,7 +22,7 @@ from proto.requests import (
 from proto.roles import WorkerState
 from proto.tokens import pack_tokens
 from tests.router.scene import Mesh, Play, a_request
-from tests.router.scripted_worker import prompt_of
+from tests.router.scripted_worker import MODEL, prompt_of
 from tests.services.waiting import wait_for
 
 
@@ -212,6 +213,52 @@ def test_excluded_workers_are_not_chosen(play: Play) -> None:
         await holder.store(prompt_of(7, 640))
         assert await mesh.send(prompt_of(7, 640), exclude=["w0"]) == "w1"
         assert isinstance(await mesh.refusal(prompt_of(7, 640), exclude=["w0", "w1"]), NoWorker)
+
+    play(scene)
+
+
+def test_a_wanted_worker_is_taken_though_another_holds_the_prefix(play: Play) -> None:
+    async def scene(mesh: Mesh) -> None:
+        holder = await mesh.worker("w0")
+        await mesh.worker("w1")
+        await mesh.router()
+        await holder.store(prompt_of(7, 640))
+        await mesh.bus.flush(1.0)
+        assert await mesh.send(prompt_of(7, 640)) == "w0"
+        assert await mesh.send(prompt_of(7, 640), wanted_worker="w1") == "w1"
+
+    play(scene)
+
+
+def test_a_wanted_worker_that_cannot_take_it_is_refused_with_the_reason(play: Play) -> None:
+    async def scene(mesh: Mesh) -> None:
+        draining = await mesh.worker("w0")
+        await mesh.worker("w1")
+        await mesh.router()
+        await mesh.directory.put(keys.model(mesh.ns, "other"), encode(replace(MODEL, name="other")))
+        unknown = await mesh.refusal(prompt_of(7, 640), wanted_worker="w9")
+        assert isinstance(unknown, InvalidRequest)
+        assert unknown.values["field"] == "worker_id"
+        foreign = await mesh.refusal(prompt_of(7, 640), model="other", wanted_worker="w1")
+        assert isinstance(foreign, InvalidRequest)
+        draining.state = WorkerState.DRAINING
+        await draining.report()
+        await mesh.bus.flush(1.0)
+        assert isinstance(await mesh.refusal(prompt_of(7, 640), wanted_worker="w0"), GoElsewhere)
+        lost = await mesh.refusal(prompt_of(7, 640), wanted_worker="w1", exclude=["w1"])
+        assert isinstance(lost, GoElsewhere)
+
+    play(scene)
+
+
+def test_each_model_is_routed_by_its_own_policy(play: Play) -> None:
+    async def scene(mesh: Mesh) -> None:
+        for number in range(3):
+            await mesh.worker(f"w{number}", max_sequences=100)
+        await mesh.router(policies=[f"{MODEL.name}=round_robin"])
+        chosen = [await mesh.send(prompt_of(7, 640)) for _ in range(6)]
+        assert sorted(chosen[:3]) == ["w0", "w1", "w2"]
+        assert chosen[3:] == chosen[:3]
 
     play(scene)
 

@@ -38,3 +38,18 @@ def test_rules_carry_what_was_set() -> None:
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(InvalidSetting, match=r"router\.policy"):
         load(policy="best")
+
+
+def test_a_model_can_have_a_policy_of_its_own() -> None:
+    settings = load(policy="random", policies="org/A-1=kv,b=c=least_loaded")
+    assert [settings.policy_of(model) for model in ("org/A-1", "b=c", "d")] == [
+        "kv",
+        "least_loaded",
+        "random",
+    ]
+
+
+@pytest.mark.parametrize("entry", ["org/A-1", "=kv", "a=best"])
+def test_a_policy_of_a_model_that_says_nothing_is_refused(entry: str) -> None:
+    with pytest.raises(InvalidSetting, match="not model=policy"):
+        load(policies=entry)

@@ -160,6 +160,7 @@ def test_the_worker_gets_what_the_client_asked_for_and_always_a_seed(
                 ignore_eos=True,
                 cache_salt="tenant",
                 priority=3,
+                worker_id="w0",
                 user="someone",
                 n=1,
             )
@@ -168,6 +169,7 @@ def test_the_worker_gets_what_the_client_asked_for_and_always_a_seed(
         first, second, third = served.mesh.routed
         assert (first.sampling.temperature, first.sampling.top_p, first.sampling.top_k) == (0.5, 0.9, 7)
         assert (first.sampling.seed, first.salt, first.priority) == (11, "tenant", 3)
+        assert first.wanted_worker == "w0"
         assert (first.stopping.stop_tokens, first.stopping.ignore_eos) == ([9], True)
         assert second.sampling.seed != third.sampling.seed
 
