@@ -17,6 +17,7 @@ class Load:
     def __init__(self, mesh: Mesh, engines: list[TimedEngine]) -> None:
         self.refusals: list[KvmeshError] = []
         self.refused_s: list[float] = []
+        self.trip_s: list[float] = []  # bare round trips with the bus, at the same moments
         self.chosen: list[str] = []
         self._accepted: dict[str, float] = {}
         self._mesh = mesh
@@ -68,6 +69,9 @@ class Load:
         if isinstance(reply, Refused):
             self.refused_s.append(loop.time() - began_s)
             self.refusals.append(from_fault(reply.fault))
+            began_s = loop.time()
+            await self._mesh.bus.flush(5.0)
+            self.trip_s.append(loop.time() - began_s)
             return
         self._accepted[request.request] = began_s
         if isinstance(reply, Routed):

@@ -12,6 +12,7 @@ from router.hit_metrics import HitMetrics
 from router.kv_index import KvIndex
 from router.lives import Lives
 from router.predictions import Predictions
+from router.slots import Slots
 from router.workers_view import WorkersView
 from services.directory import Changed, Entry
 from services.metrics import Metrics, RouterMetrics
@@ -28,13 +29,14 @@ class Scene:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.number = 0
-        lives, index, metrics = Lives(), KvIndex(), Metrics("router", "r")
-        self.view = WorkersView(lives, lambda _: True)
-        self.predictions = Predictions(PROMISE_TTL_S, 100)
+        lives, slots, metrics = Lives(), Slots(), Metrics("router", "r")
+        index = KvIndex(slots)
+        self.view = WorkersView(lives, slots, lambda _: True)
+        self.predictions = Predictions(PROMISE_TTL_S, 100, slots)
         feed = EventFeed(index, FeedRules(grace_s=0.1, pause_s=2.0, max_held=8))
         hits = HitMetrics(metrics, RouterMetrics(metrics))
         self.hearing = Hearing(
-            "r", lives, self.view, index, feed, self.predictions, hits, clock=lambda: self.now_s
+            "r", slots, lives, self.view, index, feed, self.predictions, hits, clock=lambda: self.now_s
         )
         self.hearing.hear_workers(Changed(Entry(worker_key("ns", "w"), encode(CARD), 1)))
         self.report(running=0)
