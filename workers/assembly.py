@@ -95,7 +95,7 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     outbox = Outbox(ground.bus, ns, term.worker, term.incarnation, settings.keep_ended_s)
     publisher = EventPublisher(ground.bus, ns, term.worker, term.incarnation, engine)
     lender = Lender(engine, ground.peers, ground.transfers, settings.max_lent_share)
-    view = PrefillView(ground.card.name)
+    view = PrefillView(ground.card.name, ground.peers.can_move)
     limits = RemotePrefillLimits(settings.grant_wait_s, settings.landing_wait_s)
     tracing = ground.tracing
     remote = RemotePrefills(

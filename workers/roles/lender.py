@@ -50,7 +50,7 @@ class Lender:
         """A taker says that it cannot do the job. A grant, of whomever, goes into quarantine with its end."""
         owned = self._jobs.get(job)
         if owned is not None:
-            owned.settle(JobEnd.FAILED, reason)
+            owned.fail(reason)
 
     def lose(self, worker: str) -> None:
         """A worker is lost: what it had taken ends; its grants stay closed until its end is proven."""

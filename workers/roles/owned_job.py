@@ -17,7 +17,8 @@ class OwnedJob:
     """One job, from its offer to its one end. Belongs to the event loop.
 
     `start` is how much of the prompt the sequence holds already, `end` how much shall be held after the
-    landing: all but the prompt's last token. `taker` is who took it when asked directly.
+    landing: all but the prompt's last token. `taker` is who took it when asked directly; `is_takers_fault` is
+    set when who had it did not deliver.
     """
 
     def __init__(self, job: PrefillJob, sequence: str, start: int, end: int) -> None:
@@ -26,6 +27,7 @@ class OwnedJob:
         self.start = start
         self.end = end
         self.taker = ""
+        self.is_takers_fault = False
         self.grant: Grant | None = None
         self.reason = ""
         self._granted = asyncio.Event()
@@ -51,6 +53,16 @@ class OwnedJob:
             self.reason = reason
             self._ended.set_result(end)
             self._granted.set()
+
+    def fail(self, reason: str) -> None:
+        """Who has it did not deliver."""
+        self.is_takers_fault = self.is_takers_fault or self.is_open
+        self.settle(JobEnd.FAILED, reason)
+
+    @property
+    def holder(self) -> str:
+        """Who has it, as far as is known here; empty when nobody does."""
+        return self.grant.holder if self.grant is not None else self.taker
 
     def is_with(self, worker: str) -> bool:
         """Whether `worker` has taken it or holds its grant."""

@@ -81,12 +81,19 @@ class RemotePrefills:
         finally:
             owned.settle(JobEnd.CANCELLED)
             self._lender.close_job(owned)
+            self._judge(owned, end)
             if end is JobEnd.FAILED:
                 log.info("prefill falls back to here", extra={"job": owned.job.job, "reason": owned.reason})
                 self._engine.recall(owned.sequence)
         if end is not JobEnd.LANDED and owned.grant is not None:
             await self._call_off(owned.grant.holder, owned.job.job)
         return end
+
+    def _judge(self, owned: OwnedJob, end: JobEnd) -> None:
+        if end is JobEnd.LANDED:
+            self._view.forgive(owned.landed_by)
+        elif owned.is_takers_fault:
+            self._view.avoid(owned.holder)
 
     async def _see_through(self, owned: OwnedJob) -> JobEnd:
         """A job that ends while it is still being offered does not wait for the offer."""
@@ -96,7 +103,7 @@ class RemotePrefills:
                 async with asyncio.timeout(self._limits.landing_wait_s):
                     await owned.wait_ended()
             except TimeoutError:
-                owned.settle(JobEnd.FAILED, f"no landing within {self._limits.landing_wait_s} s")
+                owned.fail(f"no landing within {self._limits.landing_wait_s} s")
             finally:
                 offering.cancel()
         return await owned.wait_ended()
@@ -110,7 +117,7 @@ class RemotePrefills:
                     await self._queue.put(subjects.prefill(self._ns, owned.job.model), owned.job.job, payload)
                 await owned.wait_granted()
         except TimeoutError:
-            owned.settle(JobEnd.FAILED, f"nobody took it within {self._limits.grant_wait_s} s")
+            owned.fail(f"nobody took it within {self._limits.grant_wait_s} s")
         except KvmeshError as error:
             owned.settle(JobEnd.FAILED, str(error))
 

@@ -48,6 +48,7 @@ class Peers:
         self._transfers = transfers
         self._cards: dict[str, AgentCard] = {}
         self._meetings: dict[str, _Meeting] = {}
+        self._refused: set[str] = set()
         self._removed: set[str] = set()
         self._lost: set[str] = set()
 
@@ -55,6 +56,11 @@ class Peers:
         """The card of this very incarnation, if the directory has or had it while we watched."""
         found = self._cards.get(worker)
         return found if found is not None and found.incarnation == incarnation else None
+
+    def can_move(self, worker: str, incarnation: str) -> bool:
+        """Whether KV can move between this very incarnation and here, as far as its card says."""
+        card = self.card(worker, incarnation)
+        return card is None or incarnation not in self._refused
 
     async def meet(self, worker: str, incarnation: str) -> Peer:
         """The peer, connected to at the first meeting.
@@ -79,14 +85,21 @@ class Peers:
         card = self.card(worker, incarnation)
         if card is None:
             raise PeerGone(peer=worker, reason=f"incarnation {incarnation} is not in the directory")
-        if len(card.ranks) != 1:
-            reason = f"it has {len(card.ranks)} ranks, and ours has one"
-            raise LayoutMismatch(source=self._name, target=worker, reason=reason)
+        self._check_convertible(card)
         peer, settled = Peer(card), Outcome(asyncio.get_running_loop())
-        check_convertible(self._own.pool, peer.rank.pool, self._name, worker)
         self._transfers.add_peer(peer.rank.agent, peer.rank.metadata, settled.settle)
         log.info("meeting %s", worker, extra={"incarnation": incarnation})
         return _Meeting(peer, settled)
+
+    def _check_convertible(self, card: AgentCard) -> None:
+        """
+        Raises:
+            LayoutMismatch: KV cannot move between the card's pool and ours.
+        """
+        if len(card.ranks) != 1:
+            reason = f"it has {len(card.ranks)} ranks, and ours has one"
+            raise LayoutMismatch(source=self._name, target=card.worker, reason=reason)
+        check_convertible(self._own.pool, card.ranks[0].pool, self._name, card.worker)
 
     async def follow(self, directory: Directory, ns: str) -> None:
         """Keep the cards as the directory has them; a peer whose card is replaced is forgotten.
@@ -132,6 +145,16 @@ class Peers:
         self._removed.discard(card.worker)
         if former is not None and former.incarnation != card.incarnation:
             self._forget(former)
+        if card.worker != self._name and (former is None or former.incarnation != card.incarnation):
+            self._judge(card)
+
+    def _judge(self, card: AgentCard) -> None:
+        """Said once, when the two first hear of each other, and not when somebody waits for KV."""
+        try:
+            self._check_convertible(card)
+        except LayoutMismatch as error:
+            self._refused.add(card.incarnation)
+            log.warning("no KV moves to or from %s", card.worker, extra={"reason": str(error)})
 
     def _note_removed(self, worker: str) -> None:
         if worker in self._cards:
@@ -145,6 +168,7 @@ class Peers:
             self._forget(self._cards.pop(worker))
 
     def _forget(self, card: AgentCard) -> None:
+        self._refused.discard(card.incarnation)
         meeting = self._meetings.pop(card.incarnation, None)
         if meeting is not None:
             self._transfers.remove_peer(meeting.peer.rank.agent)

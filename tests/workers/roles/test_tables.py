@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from proto.cards import ProcessIdentity
@@ -13,7 +14,7 @@ from workers.roles.grants import Grant, GrantTable
 from workers.roles.held_grants import HeldGrants
 from workers.roles.owned_job import JobEnd, OwnedJob
 from workers.roles.pins import PinTable
-from workers.roles.prefill_view import PrefillView
+from workers.roles.prefill_view import AVOID_FIRST_S, AVOID_MOST_S, PrefillView
 from workers.roles.proof import own_identity
 
 GONE = ProcessIdentity("boot", "pid:[1]", 1, 1)
@@ -217,3 +218,45 @@ def test_workers_of_other_models_and_lost_ones_are_not_chosen() -> None:
     view.lose("w")
     view.lose("w")
     assert view.is_empty
+
+
+def test_who_fails_jobs_is_asked_less_and_less_until_one_lands() -> None:
+    now_s = 100.0
+    view = PrefillView("m", now_s=lambda: now_s)
+    view.learn(report("w"))
+    pauses_s = []
+    for _ in range(12):
+        view.avoid("w")
+        assert view.is_empty
+        assert view.wait_s() == float("inf")
+        began_s = now_s
+        while view.choose() is None:
+            now_s += 0.05
+        pauses_s.append(now_s - began_s)
+    assert pauses_s[0] <= AVOID_FIRST_S + 0.1
+    assert AVOID_MOST_S / 2 <= max(pauses_s) <= AVOID_MOST_S + 0.1
+    view.avoid("w")
+    view.forgive("w")
+    assert view.choose() == report("w")
+    view.avoid("w")
+    now_s += AVOID_FIRST_S
+    assert view.choose() == report("w")
+
+
+def test_another_worker_is_asked_meanwhile_and_a_successor_is_not_blamed() -> None:
+    view = PrefillView("m", now_s=lambda: 100.0)
+    view.learn(report("bad"))
+    view.learn(report("good", tokens=1000))
+    view.avoid("bad")
+    assert view.choose() == report("good", tokens=1000)
+    successor = msgspec.structs.replace(report("bad"), incarnation="two")
+    view.learn(successor)
+    assert view.choose() == successor
+
+
+def test_who_has_kv_that_cannot_come_here_is_never_asked() -> None:
+    view = PrefillView("m", lambda worker, incarnation: (worker, incarnation) != ("w", "one"))
+    view.learn(report("w"))
+    assert view.is_empty
+    view.learn(msgspec.structs.replace(report("w"), incarnation="two"))
+    assert not view.is_empty

@@ -76,7 +76,9 @@ class PeerProcess:
 
 
 class Scene:
-    """Our own pool and thread. `moved` has what was reported as done."""
+    """Our own pool and thread. `moved` has what was reported as done; `rank` is how we are reached."""
+
+    rank: RankAgent
 
     def __init__(self, pool: MemoryPool, stack: AsyncExitStack) -> None:
         self.pool = pool
@@ -88,13 +90,20 @@ class Scene:
         )
         self._stack = stack
 
+    def start_stranger(
+        self, name: str = "stranger", num_blocks: int = 8, num_heads: int = 2, ucx_tls: str = ""
+    ) -> PeerProcess:
+        """A child that has not been met."""
+        environ = {"UCX_TLS": ucx_tls} if ucx_tls else {}
+        child = PeerProcess(name, num_blocks, num_heads, environ)
+        self._stack.callback(child.close)
+        return child
+
     async def start_peer(
         self, name: str = "peer", num_blocks: int = 8, num_heads: int = 2, ucx_tls: str = ""
     ) -> PeerProcess:
         """A child that has been met. `ucx_tls`: its transports, where not all."""
-        environ = {"UCX_TLS": ucx_tls} if ucx_tls else {}
-        child = PeerProcess(name, num_blocks, num_heads, environ)
-        self._stack.callback(child.close)
+        child = self.start_stranger(name, num_blocks, num_heads, ucx_tls)
         met = Outcome(asyncio.get_running_loop())
         rank = child.peer.rank
         self.transfers.add_peer(rank.agent, rank.metadata, met.settle)
@@ -137,5 +146,5 @@ class Scene:
 async def open_scene(num_blocks: int = 8, num_heads: int = 2) -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack:
         scene = Scene(MemoryPool(num_blocks, num_heads), stack)
-        async with scene.transfers.running():
+        async with scene.transfers.running() as scene.rank:
             yield scene
