@@ -1,0 +1,223 @@
+"""What moving KV costs: bandwidth beside a memcpy of as many bytes, and what is left when the compute ends.
+
+Run: `python -m tests.perf.transfer`. Two processes and NIXL. Bandwidth: pieces of one size, scattered over
+both pools, in posts of 4 MiB; then the pieces that a worker of the default model pushes of a chunk. Each
+round of transfers has a round of memcpy beside it, from and to other blocks of pools allocated alike, so
+that both find their memory as cold. Ratios are medians over rounds, with the quartiles beside them. Then two
+workers with the default model: prompts of 2,048 tokens, each prefilled in one and decoded in the other.
+"""
+
+import asyncio
+import ctypes
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import torch
+
+from proto.cards import AgentCard, ProcessIdentity, RankAgent
+from proto.control import Granted
+from proto.errors import KvmeshError
+from proto.layout import BlockPair, LayerRange, PoolLayout, plan_copies
+from proto.names import new_id
+from services.models.folder import resolve_model
+from tests.perf.transfer_tail import measure_tails
+from tests.workers.forked import ForkedProcess
+from workers.engine.torch_runner import allocate_pool
+from workers.model.config import ModelConfig, read_config
+from workers.settings import WorkerSettings
+from workers.transfer.nixl_transport import NixlTransport
+from workers.transfer.outcome import Outcome
+from workers.transfer.peers import Peer
+from workers.transfer.push import Push
+from workers.transfer.transfer_thread import TransferThread
+
+PIECE_KIB = (16, 64, 128, 256, 1024)
+POST_BYTES = 4 * 2**20
+ROUND_BYTES = 16 * 2**20
+POOL_BYTES = 256 * 2**20
+NUM_ROUNDS = 31
+BLOCK_SIZE = 16
+HEAD_DIM = 64
+HEAD_KIB = 8  # keys and values of a head in a block, at float32
+MODEL = "smollm2-135m"
+START_S = 60.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A pool's shape, and how it is pushed: so many layers of so many blocks a post."""
+
+    config: ModelConfig
+    num_layers: int
+    num_blocks_a_post: int
+
+    @property
+    def piece_bytes(self) -> int:
+        return self.num_layers * self.config.num_kv_heads * self.config.head_dim * 2 * BLOCK_SIZE * 4
+
+
+class Pool:
+    """A pool as a worker has it, every page of it touched."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        block_bytes = config.num_layers * config.num_kv_heads * config.head_dim * 2 * BLOCK_SIZE * 4
+        num_blocks = POOL_BYTES // block_bytes
+        self.memory = allocate_pool(config, num_blocks, BLOCK_SIZE, torch.device("cpu"), torch.float32)
+        self.memory.fill_(1.0)
+        self.layout = PoolLayout(
+            address=self.memory.data_ptr(),
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            first_layer=0,
+            num_layers=config.num_layers,
+            first_head=0,
+            num_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype="float32",
+            item_bytes=4,
+        )
+
+
+def run_target(link: Connection, config: ModelConfig) -> None:
+    """The other process: says how it is reached, and keeps looking until it is told to end."""
+
+    async def serve() -> None:
+        pool = Pool(config)
+        transport = NixlTransport(f"target.{new_id()}", pool.layout)
+        transfers = TransferThread(transport, lambda landing: None, lambda transfer, took_s: None)
+        async with transfers.running() as rank:
+            transfers.expect(1)
+            link.send(msgspec.msgpack.encode(rank))
+            await asyncio.to_thread(link.recv)
+
+    asyncio.run(serve())
+
+
+class Bench:
+    """Transfers and memcpy of one shape, round by round."""
+
+    def __init__(self, shape: Shape, own: Pool, beside: Pool, peer: Peer, transfers: TransferThread) -> None:
+        self._shape = shape
+        self._own = own
+        self._beside = beside
+        self._peer = peer
+        self._transfers = transfers
+        self._random = random.Random(0)
+        self._num_posts = max(1, ROUND_BYTES // (shape.piece_bytes * shape.num_blocks_a_post))
+
+    async def ratio(self) -> float:
+        """The pace of one round of transfers over that of a round of memcpy."""
+        copy_s = self._copy_s()
+        return copy_s / await self._transfer_s()
+
+    def _copy_s(self) -> float:
+        layers = LayerRange(0, self._shape.num_layers)
+        posts = [
+            plan_copies(self._own.layout, self._beside.layout, pairs, layers) for pairs in self._scattered()
+        ]
+        began_s = time.perf_counter()
+        for copies in posts:
+            for copy in copies:
+                ctypes.memmove(copy.target, copy.source, copy.num_bytes)
+        return time.perf_counter() - began_s
+
+    async def _transfer_s(self) -> float:
+        pushes = [(self._push(pairs), pairs) for pairs in self._scattered()]
+        size = BLOCK_SIZE * self._shape.num_blocks_a_post
+        layers = LayerRange(0, self._shape.num_layers)
+        began_s = time.perf_counter()
+        for push, pairs in pushes:
+            push.write(0, size, [pair.source for pair in pairs], layers)
+        for push, _ in pushes:
+            await push.wait_settled()
+        return time.perf_counter() - began_s
+
+    def _push(self, pairs: Sequence[BlockPair]) -> Push:
+        def fail(fault: KvmeshError) -> None:
+            raise fault
+
+        end = BLOCK_SIZE * len(pairs)
+        granted = Granted(new_id(), "job", 0, end, [pair.target for pair in pairs])
+        return Push(granted, self._peer, self._own.layout, self._transfers, fail)
+
+    def _scattered(self) -> Iterator[list[BlockPair]]:
+        """Blocks of each post: no two side by side in one pool are so in the other."""
+        num_blocks = self._shape.num_blocks_a_post
+        for _ in range(self._num_posts):
+            sources = self._random.sample(range(self._own.layout.num_blocks), num_blocks)
+            targets = self._random.sample(range(self._own.layout.num_blocks), num_blocks)
+            yield [BlockPair(*pair) for pair in zip(sources, targets, strict=True)]
+
+
+async def measure(name: str, shape: Shape) -> float:
+    link, theirs = Pipe()
+    target = ForkedProcess("target", run_target, theirs, shape.config)
+    try:
+        assert link.poll(START_S), "the other process says nothing"
+        rank = msgspec.msgpack.decode(link.recv(), type=RankAgent)
+        ratios = await _ratios(shape, rank)
+    finally:
+        target.close()
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    kib = shape.piece_bytes // 1024
+    print(
+        f"{name}: {shape.num_blocks_a_post} pieces of {kib} KiB a post: {middle:.2f} ({low:.2f}-{high:.2f})"
+    )
+    return round(middle, 3)
+
+
+async def _ratios(shape: Shape, rank: RankAgent) -> list[float]:
+    own, beside = Pool(shape.config), Pool(shape.config)
+    transport = NixlTransport(f"source.{new_id()}", own.layout)
+    transfers = TransferThread(transport, lambda landing: None, lambda transfer, took_s: None)
+    async with transfers.running():
+        met = Outcome(asyncio.get_running_loop())
+        transfers.add_peer(rank.agent, rank.metadata, met.settle)
+        assert await met.wait() is None
+        peer = Peer(AgentCard("target", new_id(), ProcessIdentity("", "", 0, 0), [rank]))
+        bench = Bench(shape, own, beside, peer, transfers)
+        await bench.ratio()  # connects
+        return [await bench.ratio() for _ in range(NUM_ROUNDS)]
+
+
+def piece_shape(config: ModelConfig, kib: int) -> Shape:
+    """Pieces of so many KiB: the first of two layers of a block."""
+    one = msgspec.structs.replace(config, num_layers=2, num_kv_heads=kib // HEAD_KIB, head_dim=HEAD_DIM)
+    return Shape(one, 1, max(1, POST_BYTES // (kib * 1024)))
+
+
+def pushed_shape(config: ModelConfig) -> Shape:
+    """A chunk of the default worker's step, in its groups of layers."""
+    settings = WorkerSettings()
+    layer_bytes = Shape(config, 1, 1).piece_bytes
+    num_layers = min(config.num_layers, -(-settings.push_kib * 1024 // layer_bytes))
+    return Shape(config, num_layers, settings.step_tokens // settings.block_size)
+
+
+async def measure_bandwidth(config: ModelConfig) -> dict[str, object]:
+    by_kib = {str(kib): await measure(f"{kib} KiB", piece_shape(config, kib)) for kib in PIECE_KIB}
+    return {
+        "bandwidth_vs_memcpy": by_kib,
+        "bandwidth_vs_memcpy_pushed": await measure("as pushed", pushed_shape(config)),
+    }
+
+
+def main() -> None:
+    model = resolve_model(MODEL).path
+    found = asyncio.run(measure_bandwidth(read_config(model)))
+    with tempfile.TemporaryDirectory() as folder:
+        tails = asyncio.run(measure_tails(Path(folder), model))
+    print(json.dumps(found | tails))
+
+
+if __name__ == "__main__":
+    main()
