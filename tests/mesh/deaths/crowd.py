@@ -40,14 +40,14 @@ class Reading:
 
     def take(self, line: str) -> None:
         """One line of the stream, or of what came in its place."""
-        data = line.removeprefix(DATA)
         if self.status != 200:
             self.faults.append(line)
-        if self.status != 200 or not data:
-            return
-        if data == DONE:
+        elif line == DATA + DONE:
             self.num_done += 1
-            return
+        elif line.startswith(DATA):
+            self._take_event(line.removeprefix(DATA))
+
+    def _take_event(self, data: str) -> None:
         event = json.loads(data)
         if "error" in event:
             self.faults.append(data)

@@ -17,12 +17,13 @@ from services.servers import Server, reserve_port, start_etcd, start_nats
 from tests.mesh.deaths.crowd import Crowd, reading, under_load
 from tests.mesh.running_mesh import RunningMesh, run_mesh
 
+STEP_S = 0.02
 TIMES = {
-    "KVMESH_SIMULATED_STEP_S": "0.02",
+    "KVMESH_SIMULATED_STEP_S": str(STEP_S),
     "KVMESH_SIMULATED_FIRST_TOKEN": "20",
     "KVMESH_SIMULATED_NUM_TOKENS": "200",
 }
-"""A token each 20 ms, none of which ends a text."""
+"""A token each step, none of which ends a text."""
 
 
 def prompts_of(topic: str, num_prompts: int) -> list[str]:
@@ -116,18 +117,20 @@ class MortalMesh:
         return asyncio.run(list_keys())
 
     @contextmanager
-    def newcomer(self, environ: dict[str, str]) -> Iterator[str]:
-        """One more decode worker, which no launcher knows; the URL of its admin port."""
+    def newcomer(self) -> Iterator[str]:
+        """One more decode worker, which no launcher knows and which waits for etcd; its admin port's URL."""
         port = reserve_port()
         argv = [sys.executable, "-m", "services.cli", "worker", "--name", "newcomer", "--engine", "simulated"]
         argv += ["--model", str(self._model), "--bus-url", self.nats.url, "--admin-port", str(port)]
         argv += ["--directory-endpoints", self.etcd.url, "--mesh-drain-limit-s", "5"]
+        argv += ["--directory-connect-timeout-s", "120"]
         log = self.running.state / "logs" / "newcomer.log"
-        child = spawn_child(argv, log=log, environ=os.environ | TIMES | environ)
+        child = spawn_child(argv, log=log, environ=os.environ | TIMES)
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
-            assert end_child(child, 10) == 0, log.read_text()
+            code = end_child(child, 10)
+        assert code == 0, log.read_text()
 
 
 def _is_ready(admin_url: str) -> bool:
