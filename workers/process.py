@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from workers.transfer.transfer_settings import apply_to_environment, backend_par
 from workers.transfer.transfer_thread import Transfer, TransferThread
 
 GIVE_BACK_S = 1.0
+LINGER_S = 0.5
+"""How long a leaver says "go elsewhere" at least: routers offer it work until they hear of its leaving."""
 
 log = logging.getLogger(__name__)
 
@@ -258,6 +261,7 @@ async def _leave(outside: Outside, parts: Parts, registration: Registration, bea
     outside.term.state = WorkerState.LEAVING
     beats.hurry()
     parts.prefill_desk.wake()
+    until_s = time.monotonic() + LINGER_S
     try:
         async with asyncio.timeout(outside.settings.mesh.drain_limit_s):
             await _withdraw(registration)
@@ -271,6 +275,7 @@ async def _leave(outside: Outside, parts: Parts, registration: Registration, bea
     with suppress(TimeoutError):
         async with asyncio.timeout(GIVE_BACK_S):
             await parts.prefill_desk.wait_idle()
+    await asyncio.sleep(until_s - time.monotonic())
 
 
 async def _withdraw(registration: Registration) -> None:
