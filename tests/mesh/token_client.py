@@ -3,11 +3,13 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from proto import subjects
 from proto.codec import encode
 from proto.control import Acknowledge
+from proto.errors import NoResponder
 from proto.names import new_id
 from proto.requests import ROUTE_REPLIES, GenerateRequest, Refused, Routed, Sampling, Stopping
 from proto.streams import STREAM_MESSAGES, End, StepFrames
@@ -74,7 +76,8 @@ class TokenClient:
             while answer.end is None:
                 self._gather(answer, await frames.get(), began)
         acknowledge = Acknowledge([(request.request, 0)])
-        await self._bus.request(subjects.worker_control(self._ns, answer.worker), encode(acknowledge), 5)
+        with suppress(NoResponder):  # a worker that has left keeps no stream
+            await self._bus.request(subjects.worker_control(self._ns, answer.worker), encode(acknowledge), 5)
         return answer
 
     def _gather(self, answer: TokenAnswer, message: StepFrames, began: float) -> None:
