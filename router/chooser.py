@@ -11,7 +11,7 @@ import numpy as np
 from proto.cards import ModelCard
 from proto.errors import GoElsewhere, InvalidRequest, NoWorker
 from proto.roles import Role, WorkerState
-from router.columns import Column
+from router.columns import Column, Places
 from router.cost import Candidates, Demand, PrefillPool, Terms, score
 from router.hashed_prompt import HashedPrompt
 from router.kv_index import KvIndex
@@ -51,10 +51,10 @@ class Scores(msgspec.Struct, frozen=True, eq=False):
     """
 
     roster: Roster
+    eligible: Places
+    roomy: Places
     candidates: Candidates
     terms: Terms
-    eligible: list[int]
-    roomy: list[int]
 
 
 class Chooser:
@@ -90,15 +90,42 @@ class Chooser:
             InvalidRequest, GoElsewhere: the wanted one can never, or not now, take requests of this model.
         """
         roster = self._view.roster(model, Role.DECODE)
-        if not self._roomy(roster, self._eligible(model, roster, ask)):
+        eligible = self._eligible(model, roster, ask)
+        roomy = self._roomy(roster, eligible)
+        if not len(roomy):
             return None
+        scores = self._score(model, prompt, ask, roster, eligible, roomy)
         self._turns[model.name] += 1
-        return self.try_pick(model, self.score(model, prompt, ask))
+        return self._pick(model, scores)
 
-    def try_pick(self, model: ModelCard, scores: Scores) -> Chosen | None:
-        """Which of those scored it would be now."""
-        if not scores.roomy:
-            return None
+    def explain(self, model: ModelCard, prompt: HashedPrompt, ask: Ask) -> tuple[Scores, Chosen | None]:
+        """What `try_choose` would say, and why; changes nothing.
+
+        Raises:
+            NoWorker, InvalidRequest, GoElsewhere: as `try_choose`.
+        """
+        roster = self._view.roster(model, Role.DECODE)
+        eligible = self._eligible(model, roster, ask)
+        roomy = self._roomy(roster, eligible)
+        scores = self._score(model, prompt, ask, roster, eligible, roomy)
+        return scores, self._pick(model, scores) if len(roomy) else None
+
+    def _score(
+        self,
+        model: ModelCard,
+        prompt: HashedPrompt,
+        ask: Ask,
+        roster: Roster,
+        eligible: Places,
+        roomy: Places,
+    ) -> Scores:
+        pool = self._view.loads(self._view.roster(model, Role.PREFILL))
+        candidates, prefill_pool = self._candidates(roster, pool, self._hits(roster, prompt))
+        demand = Demand(prompt.num_tokens, ask.max_tokens, prompt.block_size)
+        terms = score(candidates, demand, prefill_pool, self._settings.weights)
+        return Scores(roster, eligible, roomy, candidates, terms)
+
+    def _pick(self, model: ModelCard, scores: Scores) -> Chosen:
         policy, turn = self._settings.policy_of(model.name), self._turns[model.name]
         total_s = scores.terms.total_s
         place = choose(policy, total_s, scores.candidates.load, scores.roomy, turn, self._draw)
@@ -110,20 +137,6 @@ class Chooser:
             cost_s=float(total_s[place]),
         )
 
-    def score(self, model: ModelCard, prompt: HashedPrompt, ask: Ask) -> Scores:
-        """What each ready worker would cost.
-
-        Raises:
-            NoWorker, InvalidRequest, GoElsewhere: as `try_choose`.
-        """
-        roster = self._view.roster(model, Role.DECODE)
-        eligible = self._eligible(model, roster, ask)
-        pool = self._view.loads(self._view.roster(model, Role.PREFILL))
-        candidates, prefill_pool = self._candidates(roster, pool, self._hits(roster, prompt))
-        demand = Demand(prompt.num_tokens, ask.max_tokens, prompt.block_size)
-        terms = score(candidates, demand, prefill_pool, self._settings.weights)
-        return Scores(roster, candidates, terms, eligible, self._roomy(roster, eligible))
-
     def seat_s(self, model: ModelCard) -> float:
         """Seconds until the next seat comes free anywhere, when all are taken."""
         loads = self._view.loads(self._view.roster(model, Role.DECODE))
@@ -134,27 +147,25 @@ class Chooser:
         )
         return 1 / float((loads.seats / (self._settings.answer_tokens * step_s)).sum())
 
-    def _eligible(self, model: ModelCard, roster: Roster, ask: Ask) -> list[int]:
-        """Places in `roster`; suspects only where there is nobody else."""
+    def _eligible(self, model: ModelCard, roster: Roster, ask: Ask) -> Places:
+        """Suspects only where there is nobody else."""
         if ask.wanted:
-            return [self._wanted_place(model, roster, ask)]
-        out = {roster.places[worker] for worker in ask.exclude if worker in roster.places}
-        ready = [place for place in range(len(roster.workers)) if place not in out]
-        if not ready:
+            return np.array([self._wanted_place(model, roster, ask)])
+        ready = _without(np.arange(len(roster.workers)), roster, ask.exclude)
+        if not len(ready):
             raise NoWorker(model=model.name)
         now_s = time.monotonic()
         self._suspects = {worker: until_s for worker, until_s in self._suspects.items() if until_s > now_s}
-        if not self._suspects:
-            return ready
-        return [place for place in ready if roster.workers[place] not in self._suspects] or ready
+        trusted = _without(ready, roster, self._suspects)
+        return trusted if len(trusted) else ready
 
-    def _roomy(self, roster: Roster, eligible: list[int]) -> list[int]:
+    def _roomy(self, roster: Roster, eligible: Places) -> Places:
         """Which of these places are not full."""
         loads = self._view.loads(roster)
         promised_sequences, _ = self._predictions.loads(roster.slots)
         num_sequences = loads.num_sequences + promised_sequences
-        has_room = (num_sequences < loads.seats * self._settings.fill_limit).tolist()
-        return [place for place in eligible if has_room[place]]
+        roomy: Places = eligible[(num_sequences < loads.seats * self._settings.fill_limit)[eligible]]
+        return roomy
 
     def _wanted_place(self, model: ModelCard, roster: Roster, ask: Ask) -> int:
         place = roster.places.get(ask.wanted)
@@ -197,6 +208,11 @@ class Chooser:
             promised_tokens=promised_tokens,
         )
         return candidates, PrefillPool(pool.job_tokens, _filled(pool.prefill_rate, rate))
+
+
+def _without(places: Places, roster: Roster, workers: Collection[str]) -> Places:
+    out = [roster.places[worker] for worker in workers if worker in roster.places]
+    return places[~np.isin(places, out)] if out else places
 
 
 def _filled(measured: Column, assumed: float) -> Column:

@@ -11,6 +11,9 @@ Column = NDArray[np.float64]
 Slotted = NDArray[np.intp]
 """Slots of workers, in the order in which their numbers are wanted."""
 
+Places = NDArray[np.intp]
+"""Some of the places in columns."""
+
 _FEWEST_ROWS = 64
 
 

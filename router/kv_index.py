@@ -205,8 +205,9 @@ class Match:
         packed = b"".join(mask.to_bytes(num_bytes, "little") for _, mask in self.reaches)
         rows = np.frombuffer(packed, np.uint8).reshape(len(self.reaches), num_bytes)
         is_in = np.unpackbits(rows, axis=1, count=num_slots, bitorder="little")
-        gains = np.diff([depth for depth, _ in self.reaches], prepend=0)
-        return np.asarray(gains @ is_in, np.int64)
+        steps = np.array([0, *(depth for depth, _ in self.reaches)])
+        depths: Depths = steps[is_in.sum(axis=0, dtype=np.intp)]  # whoever is in a mask is in all before it
+        return depths
 
 
 def _distinct(keys: Keys) -> Keys:

@@ -3,30 +3,31 @@
 import random
 from typing import Literal
 
-from router.columns import Column
+from router.columns import Column, Places
 
 Policy = Literal["kv", "round_robin", "random", "least_loaded", "power_of_two"]
 
 
 def choose(
-    policy: Policy, total_s: Column, load: Column, eligible: list[int], turn: int, draw: random.Random
+    policy: Policy, total_s: Column, load: Column, eligible: Places, turn: int, draw: random.Random
 ) -> int:
-    """One of `eligible`, which are places in the columns, at least one and in the order of workers' names.
+    """One of `eligible`, at least one, in the order of workers' names.
 
     `turn` counts choices; ties fall at random.
     """
     if policy == "round_robin":
-        return eligible[turn % len(eligible)]
+        return int(eligible[turn % len(eligible)])
     if policy == "random":
-        return draw.choice(eligible)
+        return int(eligible[draw.randrange(len(eligible))])
     if policy == "least_loaded":
         return _least(load, eligible, draw)
     if policy == "power_of_two":
-        return _least(load, draw.sample(eligible, min(2, len(eligible))), draw)
+        two = draw.sample(range(len(eligible)), min(2, len(eligible)))
+        return _least(load, eligible[two], draw)
     return _least(total_s, eligible, draw)
 
 
-def _least(values: Column, eligible: list[int], draw: random.Random) -> int:
-    theirs = values[eligible].tolist()
-    least = min(theirs)
-    return draw.choice([place for place, value in zip(eligible, theirs, strict=True) if value == least])
+def _least(values: Column, eligible: Places, draw: random.Random) -> int:
+    theirs = values[eligible]
+    ties = eligible[theirs == theirs.min()]
+    return int(ties[draw.randrange(len(ties))])

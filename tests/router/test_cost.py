@@ -142,7 +142,7 @@ class Choices:
 
     def picks(self, policy: Policy, without: str = "", times: int = 300) -> Counter[str]:
         draw = random.Random(1)
-        eligible = [place for place, worker in enumerate(self.workers) if worker != without]
+        eligible = np.array([place for place, worker in enumerate(self.workers) if worker != without])
         return Counter(
             self.workers[choose(policy, self.total_s, self.load, eligible, turn, draw)]
             for turn in range(times)
