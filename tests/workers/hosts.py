@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 LEFT, RIGHT = "kvmesh-left", "kvmesh-right"
 KV_LINK = "kv"
 OUR_ADDRESS = "10.213.7.1"
+_OUR_LINK = "kvmesh"
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
 _MS_REC, _MS_SLAVE = 0x4000, 0x80000
 
@@ -54,16 +55,26 @@ def open_hosts() -> Iterator[Hosts]:
     """
     _remove()
     try:
-        _make()
+        _make_namespaces()
+        _make_links()
         yield Hosts()
     finally:
         _remove()
 
 
-def _make() -> None:
+def _make_namespaces() -> None:
+    try:
+        for host in (LEFT, RIGHT):
+            _run(f"ip netns add {host}")
+    except FileNotFoundError as error:
+        raise NoRights("there is no program `ip`") from error
+    except subprocess.CalledProcessError as error:
+        raise NoRights(error.stderr.strip()) from error
+
+
+def _make_links() -> None:
     for host, number in ((LEFT, 1), (RIGHT, 5)):
-        ours = f"kvmesh{number}"
-        _run(f"ip netns add {host}")
+        ours = f"{_OUR_LINK}{number}"
         _run(f"ip -n {host} link set lo up")
         _run(f"ip link add {ours} type veth peer name us netns {host}")
         _run(f"ip addr add 10.213.7.{number}/30 dev {ours}")
@@ -78,19 +89,16 @@ def _make() -> None:
 
 
 def _remove() -> None:
-    """The links go with their namespaces."""
-    for host in (LEFT, RIGHT):
-        with suppress(NoRights):
-            _run(f"ip netns del {host}")
+    """Links go with their namespaces; but those live while a process of a test that was killed does."""
+    commands = [f"ip link del {_OUR_LINK}{number}" for number in (1, 5)]
+    commands += [f"ip netns del {host}" for host in (LEFT, RIGHT)]
+    for command in commands:
+        with suppress(FileNotFoundError, subprocess.CalledProcessError):
+            _run(command)
 
 
 def _run(command: str) -> None:
-    try:
-        subprocess.run(command.split(), check=True, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise NoRights(f"{command}: there is no such program") from error
-    except subprocess.CalledProcessError as error:
-        raise NoRights(f"{command}: {error.stderr.strip()}") from error
+    subprocess.run(command.split(), check=True, capture_output=True, text=True)
 
 
 def enter_host(host: str) -> None:
