@@ -10,7 +10,7 @@ from frontend.text.stop_strings import StopStrings
 from frontend.text.tokenizer import TextTokenizer
 from proto.errors import KvmeshError
 from proto.requests import FinishReason
-from proto.streams import End
+from proto.streams import End, Prefilled
 from services.metrics import FrontendMetrics
 
 
@@ -68,20 +68,20 @@ class TextChoice:
     @property
     def num_cached(self) -> int:
         """Prompt tokens that were cached; what a later attempt found of its own replay does not count."""
-        state = self._live.state
-        if isinstance(state.outcome, End) and state.began_at == 0:
-            return min(state.outcome.cached_tokens, self.num_prompt)
-        return 0
+        return min(self._prefilled.cached_tokens, self.num_prompt)
+
+    @property
+    def _prefilled(self) -> Prefilled:
+        return self._live.state.prefilled or Prefilled()
 
     def facts(self) -> ChoiceFacts:
         state = self._live.state
-        end = state.outcome if isinstance(state.outcome, End) else End(None)
         return ChoiceFacts(
             index=self.index,
             worker=state.worker,
             attempts=state.attempt + 1,
-            prefill=end.prefill,
-            prefill_worker=end.prefill_worker,
+            prefill=self._prefilled.place,
+            prefill_worker=self._prefilled.worker,
             prompt_tokens=self.num_prompt,
             completion_tokens=self.num_out,
             cached_tokens=self.num_cached,

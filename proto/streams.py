@@ -25,10 +25,22 @@ class End(PackedStruct, frozen=True):
     prefill_s: float = 0.0
 
 
+class Prefilled(PackedStruct, frozen=True):
+    """How the prompt of an attempt came by its KV: `End` says the same, but a reader may end an answer first.
+
+    Units: `cached_tokens` prompt tokens served from a prefix cache.
+    """
+
+    cached_tokens: int = 0
+    place: PrefillPlace = "local"
+    worker: str = ""
+
+
 class Frame(PackedStruct, frozen=True):
     """A piece of a stream. The first frame of an attempt has no tokens: it says that the worker has accepted.
 
     `offset` counts generated tokens of the request before this frame's first; `tokens` are packed.
+    `prefilled` comes with the first token of an attempt.
     """
 
     request: str
@@ -36,6 +48,7 @@ class Frame(PackedStruct, frozen=True):
     offset: int
     tokens: bytes = b""
     end: End | None = None
+    prefilled: Prefilled | None = None
 
 
 class StepFrames(WireStruct, frozen=True, tag="frames"):

@@ -167,14 +167,16 @@ class DecodeDesk:
                 self._take_one(served, event)
 
     def _take_one(self, served: Served, event: SequenceProgress) -> None:
+        prefilled = None
         if event.tokens and not served.first_s:
             served.first_s = time.monotonic()
+            prefilled = served.prefilled()
             if served.job is None:
                 self._metrics.local_prefills.inc()
         self._metrics.decode_tokens.inc(len(event.tokens))
         is_over = event.finish is not None or event.fault is not None
         end = served.end(event.finish, self._fault_of(event)) if is_over else None
-        self._outbox.add(served.stream, pack_tokens(event.tokens), end)
+        self._outbox.add(served.stream, pack_tokens(event.tokens), end, prefilled)
         if end is not None:
             self._forget(served, end.fault.code if end.fault is not None else "")
             self._metrics.decode_served.inc()

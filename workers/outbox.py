@@ -15,7 +15,7 @@ from typing import TypeVar
 from proto import subjects
 from proto.codec import encode
 from proto.errors import InvalidRequest, KvmeshError, PayloadTooLarge
-from proto.streams import End, Frame, LiveOffset, LiveOffsets, StepFrames, StreamMessage
+from proto.streams import End, Frame, LiveOffset, LiveOffsets, Prefilled, StepFrames, StreamMessage
 from proto.tokens import TOKEN_BYTES
 from services.bus import Bus
 
@@ -36,6 +36,7 @@ class Outgoing:
     base: int
     tokens: bytearray = field(default_factory=bytearray)
     end: End | None = None
+    prefilled: Prefilled | None = None
     ended_s: float = 0.0
 
     @property
@@ -66,10 +67,18 @@ class Outbox:
         self._post(stream, Frame(request, attempt, base))
         return stream
 
-    def add(self, stream: Outgoing, tokens: bytes, end: End | None = None) -> None:
-        """Append packed tokens, and the stream's one end."""
-        frame = Frame(stream.request, stream.attempt, stream.offset, tokens, end)
+    def add(
+        self,
+        stream: Outgoing,
+        tokens: bytes,
+        end: End | None = None,
+        prefilled: Prefilled | None = None,
+    ) -> None:
+        """Append packed tokens, the stream's one end, and with its first token how it was prefilled."""
+        frame = Frame(stream.request, stream.attempt, stream.offset, tokens, end, prefilled)
         stream.tokens += tokens
+        if prefilled is not None:
+            stream.prefilled = prefilled
         if end is not None:
             stream.end = end
             stream.ended_s = time.monotonic()
@@ -88,7 +97,8 @@ class Outbox:
         if stream is None or not stream.base <= offset <= stream.offset:
             raise InvalidRequest(field="offset", reason="no such stream from there")
         start = (offset - stream.base) * TOKEN_BYTES
-        return Frame(request, attempt, offset, bytes(stream.tokens[start:]), stream.end)
+        prefilled = stream.prefilled if offset == stream.base else None
+        return Frame(request, attempt, offset, bytes(stream.tokens[start:]), stream.end, prefilled)
 
     def drop_ended(self, request: str, attempt: int) -> None:
         """Forget an acknowledged stream. One that has not ended is acknowledged by mistake, and stays."""

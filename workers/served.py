@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from proto.errors import Fault
 from proto.requests import FinishReason, GenerateRequest
-from proto.streams import End
+from proto.streams import End, Prefilled
 from services.tracing import TraceContext
 from workers.outbox import Outgoing
 from workers.request_spec import sequence_name
@@ -33,14 +33,18 @@ class Served:
     def sequence(self) -> str:
         return sequence_name(self.request.request, self.request.attempt)
 
-    def end(self, finish: FinishReason | None, fault: Fault | None = None) -> End:
+    def prefilled(self) -> Prefilled:
         holder = self.job.landed_by if self.job is not None else ""
+        return Prefilled(self.cached_tokens, "remote" if holder else "local", holder)
+
+    def end(self, finish: FinishReason | None, fault: Fault | None = None) -> End:
+        prefilled = self.prefilled()
         return End(
             finish,
             fault,
-            cached_tokens=self.cached_tokens,
-            prefill="remote" if holder else "local",
-            prefill_worker=holder,
+            cached_tokens=prefilled.cached_tokens,
+            prefill=prefilled.place,
+            prefill_worker=prefilled.worker,
             prefill_s=max(0.0, self.first_s - self.began_s),
         )
 

@@ -39,7 +39,7 @@ from proto.errors import (
     WorkerLost,
     from_fault,
 )
-from proto.streams import End, Frame, LiveOffset
+from proto.streams import End, Frame, LiveOffset, Prefilled
 from proto.tokens import unpack_tokens
 
 
@@ -94,6 +94,7 @@ class StreamState:
     ) -> None:
         self.tokens: list[int] = []
         self.outcome: Outcome | None = None
+        self.prefilled: Prefilled | None = None
         self.num_lost = 0
         self._rules = rules
         self._max_tokens = max_tokens
@@ -110,11 +111,6 @@ class StreamState:
     @property
     def attempt(self) -> int:
         return self._current.number
-
-    @property
-    def began_at(self) -> int:
-        """The offset at which the current attempt began; 0 when it has answered all by itself."""
-        return self._current.base
 
     @property
     def worker(self) -> str:
@@ -275,6 +271,8 @@ class StreamState:
         return () if end is None else self._take_end(end, now)
 
     def _append(self, frame: Frame) -> End | None:
+        if self.prefilled is None:
+            self.prefilled = self._prefilled_by(frame)
         if frame.tokens:
             new = unpack_tokens(frame.tokens)[len(self.tokens) - frame.offset :]
             if new:
@@ -283,6 +281,16 @@ class StreamState:
                 if not self._ahead:
                     self._current.wants_resend = False
         return frame.end
+
+    def _prefilled_by(self, frame: Frame) -> Prefilled | None:
+        """What is known of the attempt that read the prompt; what later ones found of their replay is not.
+        Workers of an earlier version say it at the end alone."""
+        if self._current.base != 0:
+            return None
+        end = frame.end
+        if frame.prefilled is None and end is not None and end.fault is None:
+            return Prefilled(end.cached_tokens, end.prefill, end.prefill_worker)
+        return frame.prefilled
 
     def _take_end(self, end: End, now: float) -> Actions:
         current = self._current

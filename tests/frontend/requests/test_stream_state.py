@@ -24,7 +24,7 @@ from proto.errors import (
     WorkerLost,
     to_fault,
 )
-from proto.streams import End, Frame, LiveOffset
+from proto.streams import End, Frame, LiveOffset, Prefilled
 from proto.tokens import pack_tokens
 from tests.frontend.requests.wire_model import ModelWire
 
@@ -94,6 +94,24 @@ def test_a_gap_asks_for_a_resend_and_what_came_meanwhile_is_kept() -> None:
     assert state.apply_resent("w0", frame(1, [8, 9]), 0.3) == (AcknowledgeEnd("w0", 0),)
     assert state.tokens == [7, 8, 9, 10]
     assert state.outcome == End("stop")
+
+
+def test_how_the_prompt_was_prefilled_comes_with_its_first_token_and_no_replay_changes_it() -> None:
+    state, prefilled = streaming(), Prefilled(32, "remote", "p0")
+    state.apply_frame("w0", Frame("r", 0, 0, pack_tokens([7]), prefilled=prefilled), 0.1)
+    assert state.prefilled == prefilled
+    state.apply_lost("w0", 0.2)
+    state.apply_routed(1, "w1", 0.2)
+    state.apply_frame("w1", Frame("r", 1, 1, pack_tokens([8]), End("stop"), Prefilled(48)), 0.3)
+    assert state.tokens == [7, 8]
+    assert state.prefilled == prefilled
+
+
+def test_a_worker_of_an_earlier_version_says_at_the_end_how_the_prompt_was_prefilled() -> None:
+    state = streaming([7])
+    end = End("stop", cached_tokens=32, prefill="remote", prefill_worker="p0")
+    state.apply_frame("w0", frame(1, [8], end=end), 0.1)
+    assert state.prefilled == Prefilled(32, "remote", "p0")
 
 
 @pytest.mark.parametrize(
