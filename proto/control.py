@@ -20,12 +20,18 @@ Leave to write is a grant, leave to read is a pin:
 ```
 """
 
+from typing import Literal
+
 from proto.codec import Decoder
 from proto.events import SnapshotPage
 from proto.jobs import PrefillJob
-from proto.requests import Refused
+from proto.requests import GenerateRequest, Refused
 from proto.streams import Frame
 from proto.struct import WireStruct
+
+MAX_EXPLAINED = 1024
+
+Verdict = Literal["chosen", "eligible", "full", "left out"]
 
 
 class Cancel(WireStruct, frozen=True, tag="cancel"):
@@ -183,6 +189,49 @@ class BlockHolding(WireStruct, frozen=True):
     age_s: float
 
 
+class ExplainRoute(WireStruct, frozen=True, tag="explain_route"):
+    """Operator -> router: where would this request go, and why? It goes nowhere.
+
+    Units: `limit` workers in the answer, the cheapest ones.
+    """
+
+    request: GenerateRequest
+    limit: int = MAX_EXPLAINED
+
+
+class WorkerTerms(WireStruct, frozen=True):
+    """What one ready worker would cost; `verdict` says whether it may be chosen.
+
+    Units: seconds; `load` sequences there and promised, over seats; `hit_tokens` of the prompt held there.
+    """
+
+    worker: str
+    verdict: Verdict
+    total_s: float
+    wait_s: float
+    seat_s: float
+    slowdown_s: float
+    work_s: float
+    shortage_s: float
+    is_remote: bool
+    hit_tokens: int
+    load: float
+
+
+class Explained(WireStruct, frozen=True, tag="explained"):
+    """Which worker it would be, none while every eligible one is full; and the terms of the cheapest.
+
+    Units: `num_workers` ready ones, `num_tokens` of the prompt.
+    """
+
+    router: str
+    policy: str
+    worker: str
+    num_workers: int
+    num_tokens: int
+    workers: list[WorkerTerms]
+
+
 class Done(WireStruct, frozen=True, tag="done"):
     pass
 
@@ -201,8 +250,11 @@ ControlRequest = (
     | Unpin
     | TakeSnapshot
     | AskHoldings
+    | ExplainRoute
 )
 CONTROL_REQUESTS = Decoder[ControlRequest](ControlRequest)
 
-ControlReply = Done | Refused | Resent | Granted | Holding | Pinned | Unpinned | Snapshot | Holdings
+ControlReply = (
+    Done | Refused | Resent | Granted | Holding | Pinned | Unpinned | Snapshot | Holdings | Explained
+)
 CONTROL_REPLIES = Decoder[ControlReply](ControlReply)

@@ -50,6 +50,7 @@ class Scores(msgspec.Struct, frozen=True, eq=False):
     `eligible` are places that the request may go to, `roomy` those of them that are not full.
     """
 
+    policy: Policy
     roster: Roster
     eligible: Places
     roomy: Places
@@ -123,11 +124,10 @@ class Chooser:
         candidates, prefill_pool = self._candidates(roster, pool, self._hits(roster, prompt))
         demand = Demand(prompt.num_tokens, ask.max_tokens, prompt.block_size)
         terms = score(candidates, demand, prefill_pool, self._settings.weights)
-        return Scores(roster, eligible, roomy, candidates, terms)
+        return Scores(self._settings.policy_of(model.name), roster, eligible, roomy, candidates, terms)
 
     def _pick(self, model: ModelCard, scores: Scores) -> Chosen:
-        policy, turn = self._settings.policy_of(model.name), self._turns[model.name]
-        total_s = scores.terms.total_s
+        policy, total_s, turn = scores.policy, scores.terms.total_s, self._turns[model.name]
         place = choose(policy, total_s, scores.candidates.load, scores.roomy, turn, self._draw)
         return Chosen(
             worker=scores.roster.workers[place],

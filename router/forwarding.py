@@ -7,6 +7,7 @@ import msgspec
 
 from proto.cards import ModelCard
 from proto.codec import encode
+from proto.control import Explained
 from proto.errors import DeadlineExceeded, Disconnected, KvmeshError, NoResponder, NoWorker, from_fault
 from proto.requests import (
     GENERATE_REPLIES,
@@ -22,6 +23,7 @@ from proto.subjects import choice as choice_subject
 from proto.subjects import worker_generate
 from proto.tokens import count_tokens
 from router.chooser import Ask, Chooser
+from router.explaining import explain
 from router.hashed_prompt import HashedPrompt
 from router.hearing import Hearing
 from router.predictions import Promise
@@ -105,6 +107,16 @@ class Forwarder:
         self._metrics.prompt_blocks.inc(len(prompt.keys))
         self._metrics.promised_blocks.inc(chosen.hit_tokens // prompt.block_size)
         return Reservation(choice, self._hearing.note(choice))
+
+    def explain(self, pending: Pending, limit: int) -> Explained:
+        """As `try_reserve` would choose, term by term; nothing is chosen or noted.
+
+        Raises:
+            NoWorker, InvalidRequest, GoElsewhere: as `try_reserve`.
+        """
+        ask = Ask(pending.max_tokens, pending.request.exclude, pending.request.wanted_worker)
+        scores, chosen = self._chooser.explain(pending.model, pending.prompt, ask)
+        return explain(self._router, pending.prompt, scores, chosen, limit)
 
     async def try_forward(self, pending: Pending, reservation: Reservation) -> Routed | None:
         """Offers the request to the reserved worker, and to others if it is refused; None when they are full.

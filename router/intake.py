@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from proto import keys
 from proto.cards import ModelCard
 from proto.codec import decode, encode
-from proto.control import CONTROL_REQUESTS, Cancel, Done
+from proto.control import CONTROL_REQUESTS, Cancel, Done, Explained, ExplainRoute
 from proto.errors import (
     InternalFault,
     InvalidRequest,
@@ -86,17 +86,20 @@ class Intake:
             self._num_open -= 1
 
     async def _answer_control(self, delivery: Delivery) -> None:
-        reply: Done | Refused = Done()
+        reply: Done | Explained | Refused = Done()
         try:
             ask = CONTROL_REQUESTS.decode(delivery.payload)
-            if not isinstance(ask, Cancel):
-                raise InvalidRequest(field="control", reason="a router takes cancels only")
-            await self._waitlist.cancel(ask.request, ask.attempt)
+            if isinstance(ask, Cancel):
+                await self._waitlist.cancel(ask.request, ask.attempt)
+            elif isinstance(ask, ExplainRoute):
+                reply = self._forwarder.explain(await self._admit(ask.request), ask.limit)
+            else:
+                raise InvalidRequest(field="control", reason="a router takes cancels and ExplainRoute only")
         except KvmeshError as error:
             reply = Refused(to_fault(error))
         await self._respond(delivery, reply)
 
-    async def _respond(self, delivery: Delivery, reply: RouteReply | Done) -> None:
+    async def _respond(self, delivery: Delivery, reply: RouteReply | Done | Explained) -> None:
         try:
             await delivery.respond(encode(reply))
         except KvmeshError as error:

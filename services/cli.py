@@ -19,6 +19,7 @@ from services.launcher.up_settings import UpSettings
 from services.process import EXIT_FAILED, EXIT_WRONG_SETTING, run_process
 from services.replay import trace_commands
 from services.replay.replay_command import replay
+from services.route.route_settings import RouteSettings
 from services.settings_file import render_settings
 from services.settings_flags import with_flags
 from services.status.status_settings import StatusSettings
@@ -87,6 +88,19 @@ def _wide_console() -> Console:
 app.command("status", help="Show the workers of a mesh: a live table, or once.")(_status)
 
 
+@with_flags(RouteSettings, "route")
+def _route(settings: RouteSettings) -> None:
+    from services.route.show import show_route
+
+    def show(shutdown: asyncio.Event) -> Any:
+        return show_route(settings, _wide_console(), shutdown)
+
+    raise typer.Exit(run_process(show, drain_limit_s=0))
+
+
+app.command("route", help="Ask a router where a prompt would go, and why: a dry run.")(_route)
+
+
 @app.command()
 def pull(name: Annotated[str, typer.Argument(help="catalog name, hub name (org/name) or folder")]) -> None:
     """Fetch a model, convert it where needed, and print its folder."""
@@ -115,6 +129,7 @@ def settings_kinds() -> dict[str, type[msgspec.Struct]]:
         **{entry.section: entry.settings for entry in entries},
         "up": UpSettings,
         "status": StatusSettings,
+        "route": RouteSettings,
     }
 
 

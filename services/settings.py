@@ -37,6 +37,7 @@ TABLES = frozenset(
         "planner",
         "up",
         "status",
+        "route",
     )
 )
 PREFIX = "KVMESH_"

@@ -6,9 +6,10 @@ from collections import Counter
 import httpx
 from msgspec.structs import replace
 
-from proto import keys
+from proto import keys, subjects
 from proto.cards import Presence
 from proto.codec import decode, encode
+from proto.control import CONTROL_REPLIES, MAX_EXPLAINED, Explained, ExplainRoute, WorkerTerms
 from proto.errors import (
     GoElsewhere,
     InvalidRequest,
@@ -16,9 +17,7 @@ from proto.errors import (
     PromptTooLong,
     UnknownModel,
 )
-from proto.requests import (
-    Routed,
-)
+from proto.requests import Refused, Routed
 from proto.roles import WorkerState
 from proto.tokens import pack_tokens
 from tests.router.scene import Mesh, Play, a_request
@@ -249,6 +248,38 @@ def test_a_wanted_worker_that_cannot_take_it_is_refused_with_the_reason(play: Pl
         assert isinstance(lost, GoElsewhere)
 
     play(scene)
+
+
+def test_a_router_explains_a_choice_that_it_does_not_make(play: Play) -> None:
+    async def scene(mesh: Mesh) -> None:
+        holder = await mesh.worker("w0")
+        await mesh.worker("w1")
+        await mesh.worker("w2", load={"num_running": 80})
+        router = await mesh.router()
+        await holder.store(prompt_of(7, 640))
+        await mesh.bus.flush(1.0)
+        for limit in (3, 1):
+            ask = ExplainRoute(a_request(prompt_of(7, 640), exclude=["w1"]), limit)
+            subject = subjects.router_control(mesh.ns, router)
+            reply = CONTROL_REPLIES.decode(await mesh.bus.request(subject, encode(ask), 5.0))
+            assert isinstance(reply, Explained)
+            assert (reply.worker, reply.policy, reply.num_workers, reply.num_tokens) == ("w0", "kv", 3, 640)
+            assert len(reply.workers) == limit
+            assert (reply.workers[0].worker, reply.workers[0].hit_tokens) == ("w0", 639)
+            verdicts = {one.worker: one.verdict for one in reply.workers}
+            assert verdicts.items() <= {"w0": "chosen", "w1": "left out", "w2": "full"}.items()
+        assert holder.offered == 0
+        ask = ExplainRoute(a_request(prompt_of(7, 640), wanted_worker="w9"))
+        refused = CONTROL_REPLIES.decode(await mesh.bus.request(subject, encode(ask), 5.0))
+        assert isinstance(refused, Refused)
+
+    play(scene)
+
+
+def test_an_explanation_of_a_thousand_workers_fits_a_message() -> None:
+    terms = WorkerTerms("w" * 64, "eligible", 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, False, 10**6, 1.5)
+    explained = Explained("r" * 64, "power_of_two", "w" * 64, 5000, 10**6, [terms] * MAX_EXPLAINED)
+    assert len(encode(explained)) < 500_000
 
 
 def test_each_model_is_routed_by_its_own_policy(play: Play) -> None:
