@@ -232,6 +232,17 @@ class Explained(WireStruct, frozen=True, tag="explained"):
     workers: list[WorkerTerms]
 
 
+class AskAdmitted(WireStruct, frozen=True, tag="ask_admitted"):
+    """Worker -> router: would you send work to this life of me?"""
+
+    worker: str
+    incarnation: str
+
+
+class Admitted(WireStruct, frozen=True, tag="admitted"):
+    is_admitted: bool
+
+
 class Done(WireStruct, frozen=True, tag="done"):
     pass
 
@@ -251,10 +262,21 @@ ControlRequest = (
     | TakeSnapshot
     | AskHoldings
     | ExplainRoute
+    | AskAdmitted
 )
 CONTROL_REQUESTS = Decoder[ControlRequest](ControlRequest)
 
 ControlReply = (
-    Done | Refused | Resent | Granted | Holding | Pinned | Unpinned | Snapshot | Holdings | Explained
+    Done
+    | Refused
+    | Resent
+    | Granted
+    | Holding
+    | Pinned
+    | Unpinned
+    | Snapshot
+    | Holdings
+    | Explained
+    | Admitted
 )
 CONTROL_REPLIES = Decoder[ControlReply](ControlReply)

@@ -8,7 +8,15 @@ from collections.abc import Coroutine
 from proto import keys
 from proto.cards import ModelCard
 from proto.codec import decode, encode
-from proto.control import CONTROL_REQUESTS, Cancel, Done, Explained, ExplainRoute
+from proto.control import (
+    CONTROL_REQUESTS,
+    Admitted,
+    AskAdmitted,
+    Cancel,
+    ControlReply,
+    Done,
+    ExplainRoute,
+)
 from proto.errors import (
     InternalFault,
     InvalidRequest,
@@ -86,20 +94,22 @@ class Intake:
             self._num_open -= 1
 
     async def _answer_control(self, delivery: Delivery) -> None:
-        reply: Done | Explained | Refused = Done()
+        reply: ControlReply = Done()
         try:
             ask = CONTROL_REQUESTS.decode(delivery.payload)
             if isinstance(ask, Cancel):
                 await self._waitlist.cancel(ask.request, ask.attempt)
             elif isinstance(ask, ExplainRoute):
                 reply = self._forwarder.explain(await self._admit(ask.request), ask.limit)
+            elif isinstance(ask, AskAdmitted):
+                reply = Admitted(self._view.is_admitted(ask.worker, ask.incarnation))
             else:
-                raise InvalidRequest(field="control", reason="a router takes cancels and ExplainRoute only")
+                raise InvalidRequest(field="control", reason=f"a router takes no {type(ask).__name__}")
         except KvmeshError as error:
             reply = Refused(to_fault(error))
         await self._respond(delivery, reply)
 
-    async def _respond(self, delivery: Delivery, reply: RouteReply | Done | Explained) -> None:
+    async def _respond(self, delivery: Delivery, reply: RouteReply | ControlReply) -> None:
         try:
             await delivery.respond(encode(reply))
         except KvmeshError as error:

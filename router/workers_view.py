@@ -129,6 +129,19 @@ class WorkersView:
             return None
         return newest(card, report)
 
+    def is_admitted(self, worker: str, incarnation: str) -> bool:
+        """Whether this life of a worker is known to the full, so that it can be chosen while it is ready."""
+        standing, model = self.standing(worker), None
+        if standing is not None:
+            model = self._models.get(standing.card.model)
+        return (
+            standing is not None
+            and standing.card.incarnation == incarnation
+            and model is not None
+            and standing.card.kv_class == model.kv_class
+            and self._is_alive(worker)
+        )
+
     @property
     def listed(self) -> Collection[str]:
         """Workers that the directory has."""

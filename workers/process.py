@@ -26,6 +26,7 @@ from services.objects import open_objects
 from services.tasks import open_tasks
 from services.tracing import Tracing, open_tracing
 from services.work_queue import open_work_queue
+from workers.admittance import Admittance
 from workers.assembly import Ground, Parts, assemble, observe
 from workers.bridge import EngineBridge
 from workers.client_watch import ClientWatch
@@ -207,6 +208,9 @@ async def _serve(outside: Outside, ground: Ground, parts: Parts, rank: RankAgent
             await registration.publish_agent()
             await registration.publish(term)
             outside.health.require_to_be_ready("shutdown", lambda: _leaving(outside.shutdown))
+            admittance = Admittance(bus, ns, term, liveness)
+            outside.health.require_to_be_ready("routers", lambda: admittance.obstacle)
+            running.append(tasks.create_task(admittance.run(), name="admittance"))
             outside.health.note_started()
             log.info("ready as %s", term.role, extra={"model": ground.card.name})
             await outside.shutdown.wait()

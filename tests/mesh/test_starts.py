@@ -113,6 +113,21 @@ def test_processes_started_in_any_order_serve(tmp_path: Path, model: Path) -> No
     check_starts(tmp_path, model, 3)
 
 
+def test_a_worker_is_ready_once_a_router_would_choose_it(tmp_path: Path, model: Path) -> None:
+    """So that a rolling replacement, which stops the old ones then, leaves no moment without a worker."""
+    mesh = Starts(tmp_path, model)
+    try:
+        for name in (*SERVERS, "decode"):
+            mesh.start(name)
+        worker = mesh.processes[0]
+        wait_until("it is registered", lambda: "ready as decode" in worker.log, READY_S)
+        assert not worker.is_ready
+        mesh.start("router")
+        wait_until("the router knows it", lambda: worker.is_ready, READY_S)
+    finally:
+        mesh.close()
+
+
 @pytest.mark.slow
 def test_processes_started_in_ten_orders_serve(tmp_path: Path, model: Path) -> None:
     check_starts(tmp_path, model, 10)

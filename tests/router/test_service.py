@@ -9,7 +9,15 @@ from msgspec.structs import replace
 from proto import keys, subjects
 from proto.cards import Presence
 from proto.codec import decode, encode
-from proto.control import CONTROL_REPLIES, MAX_EXPLAINED, Explained, ExplainRoute, WorkerTerms
+from proto.control import (
+    CONTROL_REPLIES,
+    MAX_EXPLAINED,
+    Admitted,
+    AskAdmitted,
+    Explained,
+    ExplainRoute,
+    WorkerTerms,
+)
 from proto.errors import (
     GoElsewhere,
     InvalidRequest,
@@ -371,5 +379,24 @@ def test_promised_and_real_hits_are_counted_side_by_side(play: Play) -> None:
             'kvmesh_route_decisions_total{outcome="sent"} 2.0',
         ):
             assert line in lines
+
+    play(scene)
+
+
+def test_a_worker_is_admitted_in_the_life_that_can_be_chosen(play: Play) -> None:
+    async def scene(mesh: Mesh) -> None:
+        subject = subjects.router_control(mesh.ns, await mesh.router())
+
+        async def is_admitted(worker: str, incarnation: str) -> bool:
+            ask = encode(AskAdmitted(worker, incarnation))
+            reply = CONTROL_REPLIES.decode(await mesh.bus.request(subject, ask, 5.0))
+            assert isinstance(reply, Admitted)
+            return reply.is_admitted
+
+        assert not await is_admitted("w0", "any")
+        worker = await mesh.worker("w0")
+        await mesh.send(prompt_of(1, 20))
+        assert await is_admitted("w0", worker.incarnation)
+        assert not await is_admitted("w0", "another life")
 
     play(scene)
