@@ -6,6 +6,7 @@ A test says how long it runs.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -70,7 +71,7 @@ def write_tiny(
         rope_scaling=rope_scaling,
     )
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", {"eos_token_id": list(EOS_TOKEN_IDS), "do_sample": False})
+    write_eos(folder, EOS_TOKEN_IDS)
     _write_tokenizer(folder, vocab, context)
     _write_weights(folder, _random_weights(config, seed), shards)
     return folder
@@ -89,6 +90,11 @@ def write_tiny_llama(
     return write_tiny(
         folder, heads=heads, kv_heads=kv_heads, layers=layers, hidden=hidden, vocab=vocab, seed=seed
     )
+
+
+def write_eos(folder: Path, tokens: Sequence[int]) -> None:
+    """From now on any of `tokens` ends what the model in `folder` says."""
+    _write_json(folder / "generation_config.json", {"eos_token_id": list(tokens), "do_sample": False})
 
 
 def _config(

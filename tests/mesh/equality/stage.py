@@ -1,0 +1,114 @@
+"""One cell on one mesh: warms what shall be warm, asks as the cell says, and counts what really happened."""
+
+import asyncio
+from dataclasses import dataclass
+
+import httpx
+
+from proto.names import new_id
+from tests.mesh.equality.asking import Heard, ask
+from tests.mesh.equality.cells import Cell, Delivery, Load, Warmth
+from tests.mesh.equality.recompute import Expected
+from tests.mesh.equality.rows import BLOCK, LONG_ANSWERS, Tokens
+from tests.mesh.running_mesh import RunningMesh
+
+NUM_COPIES = 10
+"""Of each long answer, before all others, where the pool shall be too small for what it has let in."""
+LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the workers of a mesh count. A mesh without prefill workers has served and pulled nothing."""
+
+    preemptions: float
+    jobs_served: float
+    bytes_pulled: float
+    prefilled_remotely: float
+
+    def __sub__(self, before: "Counts") -> "Counts":
+        return Counts(
+            self.preemptions - before.preemptions,
+            self.jobs_served - before.jobs_served,
+            self.bytes_pulled - before.bytes_pulled,
+            self.prefilled_remotely - before.prefilled_remotely,
+        )
+
+
+@dataclass(frozen=True)
+class Told:
+    """One request that was asked, and what came. `salt` is its own: it shares no KV with any other."""
+
+    expected: Expected
+    salt: str
+    heard: Heard
+
+
+def count(mesh: RunningMesh, *, has_prefill: bool) -> Counts:
+    return Counts(
+        preemptions=mesh.metric("decode-0", "kvmesh_preemptions"),
+        jobs_served=mesh.metric("prefill-0", "kvmesh_prefill_jobs_served_total") if has_prefill else 0,
+        bytes_pulled=mesh.metric("prefill-0", "kvmesh_kv_bytes_pulled_total") if has_prefill else 0,
+        prefilled_remotely=mesh.metric("decode-0", "kvmesh_prefills_total", where="remote"),
+    )
+
+
+def num_primed(prompt: Tokens, warmth: Warmth) -> int:
+    """How many of the prompt's tokens are cached when it is asked; its last one never counts."""
+    match warmth:
+        case Warmth.COLD:
+            return 0
+        case Warmth.HALF:
+            return len(prompt) // 2 // BLOCK * BLOCK
+        case Warmth.WARM:
+            return (len(prompt) - 1) // BLOCK * BLOCK
+
+
+class Stage:
+    """Plays cells on a mesh."""
+
+    def __init__(self, mesh: RunningMesh) -> None:
+        self._url = mesh.url
+        (self._model,) = mesh.models()
+
+    async def play(self, cell: Cell, table: list[Expected]) -> list[Told]:
+        """Asks every row of `table`; the answers in any order."""
+        crowd = [expected for expected in table if expected.row in LONG_ANSWERS]
+        before = NUM_COPIES * crowd if cell.load is Load.PREEMPTED else []
+        asked = [(expected, new_id()) for expected in (*before, *table)]
+        limits = httpx.Limits(max_connections=len(asked))
+        async with httpx.AsyncClient(
+            base_url=self._url, timeout=LIMIT_S, limits=limits, trust_env=False
+        ) as http:
+            if cell.load is Load.ALONE:
+                return [await self._play_one(http, cell, *each) for each in asked]
+            for expected, salt in asked:
+                await self._prime(http, expected, salt, cell.warmth)
+            return await asyncio.gather(*(self._ask(http, *each, cell.delivery) for each in asked))
+
+    async def _play_one(self, http: httpx.AsyncClient, cell: Cell, expected: Expected, salt: str) -> Told:
+        await self._prime(http, expected, salt, cell.warmth)
+        return await self._ask(http, expected, salt, cell.delivery)
+
+    async def _ask(self, http: httpx.AsyncClient, expected: Expected, salt: str, delivery: Delivery) -> Told:
+        row = expected.row
+        body = {**row.body(expected.asks), "model": self._model, "cache_salt": salt}
+        return Told(expected, salt, await ask(http, row.endpoint, body, delivery))
+
+    async def _prime(self, http: httpx.AsyncClient, expected: Expected, salt: str, warmth: Warmth) -> None:
+        """Brings the beginning of the prompts into the decode worker's cache.
+
+        Half a prompt goes block by block, each too short to be prefilled elsewhere: the prefill worker has
+        none of it, and must pull it.
+        """
+        for prompt in expected.prompts:
+            num_tokens = num_primed(prompt, warmth)
+            if warmth is Warmth.WARM and num_tokens:
+                await self._prefill(http, prompt, salt)
+            elif warmth is Warmth.HALF:
+                for end in range(BLOCK, num_tokens + 1, BLOCK):
+                    await self._prefill(http, prompt[:end], salt)
+
+    async def _prefill(self, http: httpx.AsyncClient, prompt: Tokens, salt: str) -> None:
+        body = {"model": self._model, "prompt": prompt, "max_tokens": 1, "cache_salt": salt}
+        await ask(http, "completions", body, Delivery.WHOLE)

@@ -1,0 +1,140 @@
+"""Every row in every cell gives the answer of a full recompute, and the cell was really what it says."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mesh.equality.cells import CELLS, Cell, Load, Warmth, Where
+from tests.mesh.equality.recompute import Expected, Recompute
+from tests.mesh.equality.rows import BLOCK, CONTEXT, EOS_PROMPT, ROWS, Endpoint, some_tokens
+from tests.mesh.equality.stage import Counts, Stage, Told, count, num_primed
+from tests.mesh.running_mesh import RunningMesh, run_mesh
+from tests.tiny_model import EOS_TOKEN_IDS, write_eos, write_tiny
+
+NUM_BLOCKS = 320
+MOST_NEAR_TIES = 1
+MOST_CROWDS = 4
+"""Where sequences shall be preempted: a crowd that comes in too slowly is followed by another."""
+ENVIRON = {
+    "KVMESH_WORKER_BLOCK_SIZE": str(BLOCK),
+    "KVMESH_WORKER_NUM_BLOCKS": str(NUM_BLOCKS),
+    "KVMESH_WORKER_REMOTE_MIN_TOKENS": str(BLOCK),
+    "KVMESH_WORKER_STEP_TOKENS": "128",  # the longest prompts are computed in two chunks
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that ends its answer to `EOS_PROMPT` with the first token."""
+    folder = write_tiny(tmp_path_factory.mktemp("equality") / "tiny", context=CONTEXT)
+    write_eos(folder, (*EOS_TOKEN_IDS, Recompute(folder, CONTEXT).first_token(EOS_PROMPT)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(model: Path) -> list[Expected]:
+    recompute = Recompute(model, CONTEXT)
+    return [recompute.expect(row) for row in ROWS]
+
+
+@pytest.fixture(scope="module")
+def local(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+    """One decode worker, alone."""
+    with run_mesh(tmp_path_factory.mktemp("local"), str(model), "--prefill", "0", environ=ENVIRON) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+def remote(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+    """A prefill and a decode worker; a block of new tokens goes from one to the other."""
+    with run_mesh(tmp_path_factory.mktemp("remote"), str(model), environ=ENVIRON) as mesh:
+        mesh.wait_until("all workers are ready", lambda: "ready after" in mesh.output(), 60)
+        yield mesh
+
+
+def test_few_rows_come_to_a_near_tie(table: list[Expected]) -> None:
+    near_ties = [expected.row.name for expected in table if expected.is_near_tie]
+    assert len(near_ties) <= MOST_NEAR_TIES, near_ties
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_every_kind_of_request_has_the_answer_of_a_full_recompute(
+    cell: Cell, table: list[Expected], request: pytest.FixtureRequest
+) -> None:
+    mesh: RunningMesh = request.getfixturevalue(cell.where.value)
+    has_prefill = cell.where is Where.REMOTE
+    before = count(mesh, has_prefill=has_prefill)
+    for _ in range(MOST_CROWDS):
+        told = asyncio.run(Stage(mesh).play(cell, table))
+        for each in told:
+            each.expected.check(each.heard.answer)
+            check_cached(cell, each)
+        check_prefills(cell, told)
+        counts = count(mesh, has_prefill=has_prefill) - before
+        if counts.preemptions or cell.load is not Load.PREEMPTED:
+            break
+    check_counts(cell, counts)
+
+
+def check_cached(cell: Cell, told: Told) -> None:
+    """Exactly what is warm is a hit, except where others were so many that it was evicted."""
+    primed = [num_primed(prompt, cell.warmth) for prompt in told.expected.prompts]
+    if cell.load is Load.PREEMPTED:
+        assert told.heard.num_cached <= sum(primed), told.expected.row.name
+    else:
+        assert told.heard.num_cached == sum(primed), told.expected.row.name
+        assert [facts.cached_tokens for facts in told.heard.facts] == primed
+
+
+def check_counts(cell: Cell, counts: Counts) -> None:
+    assert (counts.preemptions > 0) == (cell.load is Load.PREEMPTED)
+    if cell.where is Where.LOCAL:
+        assert counts.prefilled_remotely == 0
+    elif cell.warmth is not Warmth.WARM:
+        assert counts.prefilled_remotely > 0
+        assert counts.jobs_served >= counts.prefilled_remotely
+        assert cell.warmth is not Warmth.HALF or counts.bytes_pulled > 0
+
+
+def check_prefills(cell: Cell, table: list[Told]) -> None:
+    """Only what has a block to compute is prefilled elsewhere, and of those that are alone at least half.
+
+    A worker keeps a prompt that would wait longer elsewhere, and what it knows of others is up to 0.2 s old.
+    """
+    facts = [each for told in table for each in told.heard.facts]
+    longs = [each for each in facts if each.prompt_tokens - 1 - each.cached_tokens >= BLOCK]
+    remote = [each for each in facts if each.prefill == "remote"]
+    assert all(each.attempts == 1 for each in facts)
+    assert all(each in longs for each in remote)
+    if cell.where is Where.LOCAL:
+        assert not remote
+    elif cell.load is Load.ALONE:
+        assert 2 * len(remote) >= len(longs)
+
+
+BEYOND: list[tuple[Endpoint, dict[str, object]]] = [
+    ("completions", {"prompt": some_tokens(CONTEXT, 30)}),
+    ("completions", {"prompt": [some_tokens(5, 30), some_tokens(CONTEXT, 30)], "max_tokens": 1}),
+    ("completions", {"prompt": some_tokens(CONTEXT, 30), "stream": True}),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "body"), BEYOND, ids=["alone", "second of two", "streamed"])
+@pytest.mark.parametrize("where", Where, ids=lambda where: where.value)
+def test_a_prompt_of_one_token_too_many_is_refused_with_both_numbers(
+    where: Where, endpoint: Endpoint, body: dict[str, object], request: pytest.FixtureRequest
+) -> None:
+    mesh: RunningMesh = request.getfixturevalue(where.value)
+    reply = mesh.http.post(f"/v1/{endpoint}", json={"model": mesh.models()[0], **body})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert error["message"].count(str(CONTEXT)) == 2, "the prompt's tokens, and what the context holds"
+
+
+@pytest.mark.parametrize("where", Where, ids=lambda where: where.value)
+def test_the_mesh_is_as_it_was_before_the_matrix(where: Where, request: pytest.FixtureRequest) -> None:
+    mesh: RunningMesh = request.getfixturevalue(where.value)
+    mesh.wait_at_rest()
