@@ -7,8 +7,8 @@ late: everything until one round trip with the server after the wake-up, because
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from proto.errors import DeadlineExceeded, Disconnected, NoResponder, PayloadTooLarge
@@ -17,7 +17,7 @@ from services.bus_link import BusSettings, Interest, Link, Listener
 from services.loop_watch import LoopWatch, watch_loop
 from services.tasks import open_tasks
 
-__all__ = ["Bus", "BusSettings", "Delivery", "Handler", "Listener", "Subscription", "open_bus"]
+__all__ = ["Bus", "BusSettings", "Delivery", "Handler", "Listener", "Subscription", "Wish", "open_bus"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,16 @@ class Delivery:
 
 Handler = Callable[[Delivery], None]
 """Called on the loop for each message: it enqueues and returns. What it raises is logged and ends nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Messages on `subject` to `handler`; of a `queue` group one member gets each."""
+
+    subject: str
+    handler: Handler
+    queue: str = ""
+    perishable: bool = False
 
 
 class Subscription:
@@ -179,10 +189,22 @@ class Bus:
 
         Not for subjects of a stream, which would store it. Raises as `flush`.
         """
-        with _Answer(self._answers) as (token, answer):
-            await self.publish(subject, b"", reply=f"{self._inbox}.{token}", headers={PROBE_HEADER: "1"})
+        return bool(await self.find_responders([subject], timeout_s))
+
+    async def find_responders(self, subjects: Sequence[str], timeout_s: float) -> list[str]:
+        """Those of `subjects` that somebody listens on, found by one round trip. As `has_responder`."""
+        with ExitStack() as stack:
+            answers = {}
+            for subject in subjects:
+                token, answers[subject] = stack.enter_context(_Answer(self._answers))
+                reply = f"{self._inbox}.{token}"
+                await self.publish(subject, b"", reply=reply, headers={PROBE_HEADER: "1"})
             await self.flush(timeout_s)
-            return not (answer.done() and answer.result().is_no_responder)
+            return [
+                subject
+                for subject, answer in answers.items()
+                if not (answer.done() and answer.result().is_no_responder)
+            ]
 
     async def flush(self, timeout_s: float) -> None:
         """Returns when the server has handled everything sent before.
@@ -195,22 +217,28 @@ class Bus:
     async def subscribe(
         self, subject: str, handler: Handler, *, queue: str = "", perishable: bool = False
     ) -> Subscription:
-        """Messages on `subject` to `handler`; of a `queue` group one member gets each. Live on return.
+        """As `subscribe_all`, for one wish."""
+        return (await self.subscribe_all([Wish(subject, handler, queue, perishable)]))[0]
+
+    async def subscribe_all(self, wishes: Sequence[Wish]) -> list[Subscription]:
+        """All live on return, by one round trip with the server.
 
         Raises:
             Disconnected, DeadlineExceeded: the server could not be told; nothing is subscribed.
         """
+        interests = [self._interest(wish) for wish in wishes]
+        await self._link.add(interests)
+        return [Subscription(self._link, interest) for interest in interests]
 
+    def _interest(self, wish: Wish) -> Interest:
         def hand_over(subject: str, reply: str, payload: bytes, headers: Mapping[str, str]) -> None:
             term = self.watch.check()
-            if perishable and term != self._settled_term:
+            if wish.perishable and term != self._settled_term:
                 self.num_expired += 1
             elif PROBE_HEADER not in headers:
-                _hand_over(handler, Delivery(subject, payload, reply, headers, term, self))
+                _hand_over(wish.handler, Delivery(subject, payload, reply, headers, term, self))
 
-        interest = Interest(subject, queue, hand_over)
-        await self._link.add(interest)
-        return Subscription(self._link, interest)
+        return Interest(wish.subject, wish.queue, hand_over)
 
     def _on_answer(self, subject: str, reply: str, payload: bytes, headers: Mapping[str, str]) -> None:
         answer = self._answers.get(subject.rpartition(".")[2])

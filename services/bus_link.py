@@ -11,7 +11,7 @@ interest is put on it, and only when the server has confirmed them does the link
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated
 
@@ -128,19 +128,21 @@ class Link:
             self._note_loss()
         await self._connected.wait()
 
-    async def add(self, interest: Interest) -> None:
+    async def add(self, interests: Sequence[Interest]) -> None:
         """Live on return, and again after every reconnect.
 
         Raises:
-            Disconnected, DeadlineExceeded: the server could not be told; the interest is not kept.
+            Disconnected, DeadlineExceeded: the server could not be told; the interests are not kept.
         """
         connection = self.connection
-        self._interests.add(interest)
+        self._interests.update(interests)
         try:
-            await self._attach(interest, connection)
+            for interest in interests:
+                await self._attach(interest, connection)
             await connection.ping(self._settings.ping_interval_s)
         except BaseException:
-            await self.remove(interest)
+            for interest in interests:
+                await self.remove(interest)
             raise
 
     async def remove(self, interest: Interest) -> None:

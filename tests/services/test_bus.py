@@ -20,7 +20,7 @@ from proto.errors import (
     NoResponder,
     PayloadTooLarge,
 )
-from services.bus import Bus, BusSettings, Delivery, open_bus
+from services.bus import Bus, BusSettings, Delivery, Wish, open_bus
 from services.servers import Server, reserve_port, run_nats
 from tests.services.waiting import wait_for
 
@@ -78,6 +78,28 @@ def test_a_subscription_is_live_when_subscribe_returns(nats_server: Server, name
                 assert await here.has_responder(subject, 2)
                 await subscription.close()
                 assert not await here.has_responder(subject, 2)
+
+    asyncio.run(body())
+
+
+def test_many_are_subscribed_at_once_and_those_who_listen_are_found(
+    nats_server: Server, namespace: str
+) -> None:
+    async def body() -> None:
+        heard: list[str] = []
+        async with open_bus(BusSettings(url=nats_server.url), "a") as bus:
+            names = [f"{namespace}.{number}" for number in range(50)]
+            wishes = [Wish(name, lambda delivery: heard.append(delivery.subject)) for name in names]
+            subscriptions = await bus.subscribe_all(wishes)
+            nobody = [f"{namespace}.nobody", f"{namespace}.nowhere"]
+            assert await bus.find_responders([*nobody, *names], 5) == names
+            assert await bus.find_responders([], 5) == []
+            for name in names:
+                await bus.publish(name, b"")
+            await bus.flush(5)
+            await wait_for(lambda: sorted(heard) == sorted(names))
+            await subscriptions[0].close()
+            assert names[0] not in await bus.find_responders(names, 5)
 
     asyncio.run(body())
 
