@@ -14,6 +14,7 @@ from services.backoff import Backoff
 from services.etcd import Entry, EtcdClient, Guard, Put, Refusal, open_channel
 from services.etcd_endpoint import find_stranger
 from services.lease import LeaseKeeper
+from services.renewals import Renewals
 from services.tasks import open_tasks
 from services.watch import Change, Changed, Listed, Removed, follow_prefix
 
@@ -32,6 +33,7 @@ __all__ = [
 
 
 LOOK_LIMIT_S = 2.0
+RENEW_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -66,9 +68,11 @@ class Directory:
         DeadlineExceeded: no answer in time.
     """
 
-    def __init__(self, client: EtcdClient, keeper: LeaseKeeper) -> None:
+    def __init__(self, client: EtcdClient, renewals: Renewals, settings: DirectorySettings) -> None:
         self._client = client
-        self._keeper = keeper
+        self._renewals = renewals
+        self._settings = settings
+        self.lease = self._new_keeper(min(settings.lease_ttl_s / 4, RENEW_S))  # the process's own
         self.listeners = client.listeners  # called with `is_connected` whenever it changes
 
     @property
@@ -79,7 +83,7 @@ class Directory:
     @property
     def lease_id(self) -> int:
         """The lease now held; 0 while there is none."""
-        return self._keeper.lease_id
+        return self.lease.lease_id
 
     async def get(self, key: str) -> Entry | None:
         return await self._client.get(key)
@@ -129,11 +133,24 @@ class Directory:
         Raises:
             DeadlineExceeded: etcd has it not yet; it will once it is back.
         """
-        return await self._keeper.own(key, value)
+        return await self.lease.own(key, value)
 
     async def disown(self, key: str) -> None:
         """Removes an owned key. Raises as `own`."""
-        await self._keeper.disown(key)
+        await self.lease.disown(key)
+
+    @asynccontextmanager
+    async def open_lease(self) -> AsyncIterator[LeaseKeeper]:
+        """A lease beside the process's own, for the time of the body: what it owns vanishes with it."""
+        keeper = self._new_keeper(self._settings.lease_ttl_s / 4)
+        async with keeper.kept():
+            yield keeper
+
+    def _new_keeper(self, renew_s: float) -> LeaseKeeper:
+        settings = self._settings
+        return LeaseKeeper(
+            self._client, self._renewals, settings.lease_ttl_s, settings.rpc_timeout_s, renew_s
+        )
 
     def watch(self, prefix: str) -> AbstractAsyncContextManager[AsyncGenerator[Change, None]]:
         """`async with directory.watch(prefix) as changes: async for change in changes: ...`"""
@@ -152,15 +169,15 @@ async def open_directory(settings: DirectorySettings) -> AsyncIterator[Directory
         client = EtcdClient(channel, settings.rpc_timeout_s)
         await _wait_for_etcd(client, settings)
         client.listeners.append(_log_connection)
-        keeper = LeaseKeeper(client, settings.lease_ttl_s, settings.rpc_timeout_s)
+        renewals = Renewals(client, settings.lease_ttl_s / 3)
         async with open_tasks() as tasks:
-            keeping = tasks.create_task(keeper.run(), name="directory lease")
+            renewing = tasks.create_task(renewals.run(), name="lease renewals")
             try:
-                yield Directory(client, keeper)
+                directory = Directory(client, renewals, settings)
+                async with directory.lease.kept():
+                    yield directory
             finally:
-                keeping.cancel()
-                await asyncio.wait((keeping,))
-                await keeper.give_up()
+                renewing.cancel()
 
 
 def _log_connection(is_connected: bool) -> None:

@@ -188,18 +188,24 @@ class EtcdClient:
         """A new lease."""
         return int((await self._unary(self._lease.LeaseGrant, wire.LeaseGrantRequest(TTL=ttl_s))).ID)
 
-    async def renew(self, lease_id: int, limit_s: float) -> float:
-        """Seconds that the lease now has; 0 when there is none of this id."""
+    async def renew(self, lease_ids: Sequence[int], limit_s: float) -> dict[int, float]:
+        """Seconds that each of these leases now has; those that are no more are left out, or have 0."""
 
         async def ask() -> AsyncIterator[Any]:
-            yield wire.LeaseKeepAliveRequest(ID=lease_id)
+            for lease_id in lease_ids:
+                yield wire.LeaseKeepAliveRequest(ID=lease_id)
 
         call = self._lease.LeaseKeepAlive(ask(), timeout=limit_s)
+        left_s: dict[int, float] = {}
         try:
-            answer = await self._call(call.read(), limit_s)
+            while len(left_s) < len(lease_ids):
+                answer = await self._call(call.read(), limit_s)
+                if answer is grpc.aio.EOF:
+                    break
+                left_s[answer.ID] = float(answer.TTL)
         finally:
             call.cancel()
-        return 0.0 if answer is grpc.aio.EOF else float(answer.TTL)
+        return left_s
 
     async def revoke(self, lease_id: int, limit_s: float) -> None:
         """Ends the lease; its keys vanish with it."""

@@ -1,4 +1,4 @@
-"""The lease of a process, and the keys that live by it: kept alive, taken anew when lost, put again.
+"""A lease, and the keys that live by it: kept alive, taken anew when lost, put again.
 
 ```
             renewed in time                    no such lease any more
@@ -9,13 +9,16 @@ One task does all writing, so a key's values reach etcd in the order in which th
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from proto.errors import DeadlineExceeded, KvmeshError
 from services.backoff import Backoff
 from services.etcd import MAX_WRITE_BYTES, EtcdClient, LeaseGone, Put, check_size
+from services.renewals import Renewals
+from services.tasks import open_tasks
 
 MAX_WRITES = 100  # etcd takes 128 operations a transaction
-RENEW_S = 1.0  # an etcd that was replaced by an empty one in between is noticed that late
 REVOKE_LIMIT_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -24,14 +27,19 @@ _log = logging.getLogger(__name__)
 class LeaseKeeper:
     """Wishes of what to own, and the task (`run`) that makes etcd agree with them.
 
-    `lease_id` is 0 while there is none.
+    `lease_id` is 0 while there is none. Units: `renew_s` seconds between two renewals, well under `ttl_s`: an
+    etcd that was replaced by an empty one in between is noticed that late.
     """
 
-    def __init__(self, client: EtcdClient, ttl_s: int, limit_s: float) -> None:
+    def __init__(
+        self, client: EtcdClient, renewals: Renewals, ttl_s: int, limit_s: float, renew_s: float
+    ) -> None:
         self.lease_id = 0
         self._client = client
+        self._renewals = renewals
         self._ttl_s = ttl_s
         self._limit_s = limit_s
+        self._renew_s = renew_s
         self._wanted: dict[str, bytes] = {}
         self._pending: dict[str, asyncio.Future[int]] = {}
         self._kick = asyncio.Event()
@@ -75,7 +83,7 @@ class LeaseKeeper:
                 pause_s = backoff.next_s()
             else:
                 backoff.reset()
-                pause_s = min(self._ttl_s / 4, RENEW_S)
+                pause_s = self._renew_s
             await self._wait_kicked(pause_s)
 
     async def _wait_kicked(self, limit_s: float) -> None:
@@ -86,7 +94,7 @@ class LeaseKeeper:
             return
 
     async def _keep(self) -> None:
-        if not self.lease_id or not await self._client.renew(self.lease_id, self._ttl_s / 3):
+        if not self.lease_id or not await self._renewals.renew(self.lease_id):
             await self._take_lease()
         try:
             while self._pending:
@@ -125,6 +133,18 @@ class LeaseKeeper:
                 break
             batch[key] = value
         return batch
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Runs for the time of the body; at its end the lease is given up."""
+        async with open_tasks() as tasks:
+            keeping = tasks.create_task(self.run(), name="directory lease")
+            try:
+                yield
+            finally:
+                keeping.cancel()
+                await asyncio.wait((keeping,))
+                await self.give_up()
 
     async def give_up(self) -> None:
         """Ends the lease: what was owned vanishes at once, or with its time to live when etcd is away."""

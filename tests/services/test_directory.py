@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.request import Request, urlopen
 
 import pytest
@@ -189,6 +189,54 @@ def test_more_owned_keys_than_one_write_takes_are_all_put(etcd_server: Server, n
         async with _open(etcd_server) as directory:
             await asyncio.gather(*(directory.own(f"{namespace}/{i}", bytes(20_000)) for i in range(250)))
             assert len(await directory.list(f"{namespace}/")) == 250
+
+    asyncio.run(body())
+
+
+def test_what_lives_by_a_lease_of_its_own_vanishes_with_it_alone(etcd_server: Server, namespace: str) -> None:
+    async def body() -> None:
+        async with _open(etcd_server) as directory:
+            await directory.own(f"{namespace}/process", b"1")
+            async with directory.open_lease() as lease:
+                await lease.own(f"{namespace}/part", b"2")
+                assert len(await directory.list(f"{namespace}/")) == 2
+                assert lease.lease_id not in (0, directory.lease_id)
+            assert [entry.key for entry in await directory.list(f"{namespace}/")] == [f"{namespace}/process"]
+
+    asyncio.run(body())
+
+
+def test_many_leases_are_kept_alive_together(etcd_server: Server, namespace: str) -> None:
+    async def body() -> None:
+        async with _open(etcd_server, lease_ttl_s=1) as directory, AsyncExitStack() as stack:
+            for number in range(60):
+                lease = await stack.enter_async_context(directory.open_lease())
+                await lease.own(f"{namespace}/{number}", b"1")
+            revisions = {entry.key: entry.revision for entry in await directory.list(f"{namespace}/")}
+            await asyncio.sleep(3)
+            assert {entry.key: entry.revision for entry in await directory.list(f"{namespace}/")} == revisions
+
+    asyncio.run(body())
+
+
+def test_of_leases_renewed_together_a_lost_one_is_taken_anew_and_the_others_stay(
+    etcd_server: Server, namespace: str
+) -> None:
+    async def body() -> None:
+        async with _open(etcd_server, lease_ttl_s=2) as directory, AsyncExitStack() as stack:
+            leases = [await stack.enter_async_context(directory.open_lease()) for _ in range(3)]
+            for number, lease in enumerate(leases):
+                await lease.own(f"{namespace}/{number}", b"1")
+            ids = [lease.lease_id for lease in leases]
+            async with directory.watch(f"{namespace}/1") as changes:
+                await _until(changes, _lists(f"{namespace}/1"))
+                ended = json.dumps({"ID": str(ids[1])}).encode()
+                url = f"http://{etcd_server.url}/v3/lease/revoke"
+                await asyncio.to_thread(lambda: urlopen(Request(url, data=ended), timeout=5).close())
+                await _until(changes, lambda change: isinstance(change, Removed))
+                await _until(changes, _lists(f"{namespace}/1"))
+            assert leases[1].lease_id != ids[1]
+            assert [leases[0].lease_id, leases[2].lease_id] == [ids[0], ids[2]]
 
     asyncio.run(body())
 
