@@ -243,6 +243,15 @@ class Admitted(WireStruct, frozen=True, tag="admitted"):
     is_admitted: bool
 
 
+class SetSlowness(WireStruct, frozen=True, tag="set_slowness"):
+    """Operator -> simulated worker: all takes `slowness` times as long as stated, from the next step on.
+
+    A worker that computes refuses it.
+    """
+
+    slowness: float
+
+
 class Done(WireStruct, frozen=True, tag="done"):
     pass
 
@@ -263,6 +272,7 @@ ControlRequest = (
     | AskHoldings
     | ExplainRoute
     | AskAdmitted
+    | SetSlowness
 )
 CONTROL_REQUESTS = Decoder[ControlRequest](ControlRequest)
 

@@ -1,11 +1,10 @@
 """How the parts of a worker hang together: wiring, and no I/O."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from proto.cards import ModelCard
 from proto.layout import PoolLayout
-from proto.reports import AnyBeat, LoadReport
 from services.bus import Bus
 from services.metrics import Metrics, WorkerMetrics
 from services.tracing import Tracing
@@ -15,8 +14,10 @@ from workers.control_client import ControlClient
 from workers.decode_desk import DecodeDesk, DecodeRules
 from workers.door import WorkerDoor
 from workers.engine.engine import Engine
+from workers.engine.simulated_model import SimulatedTime
 from workers.engine.step import SequenceProgress
 from workers.event_publisher import EventPublisher
+from workers.neighbours import Neighbours
 from workers.outbox import Outbox
 from workers.prefill_desk import PrefillDesk
 from workers.reporter import Reporter
@@ -24,17 +25,16 @@ from workers.roles.held_grants import HeldGrants
 from workers.roles.held_job import HolderTools
 from workers.roles.lender import Lender
 from workers.roles.patrol import Patrol
-from workers.roles.prefill_view import PrefillView
 from workers.roles.remote_prefill import RemotePrefillLimits, RemotePrefills
 from workers.roles.term import Term
 from workers.settings import WorkerSettings
 from workers.transfer.peers import Peers
-from workers.transfer.transfer_thread import TransferThread
+from workers.transfer.transfers import Transfers
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What the parts stand on: opened before them, closed after them."""
+    """What the parts stand on: opened before them, closed after them. `time` is there if simulated."""
 
     settings: WorkerSettings
     term: Term
@@ -42,12 +42,14 @@ class Ground:
     queue: WorkQueue
     engine: Engine
     bridge: EngineBridge
-    transfers: TransferThread
+    transfers: Transfers
     peers: Peers
+    neighbours: Neighbours
     pool: PoolLayout
     card: ModelCard
     metrics: WorkerMetrics
     tracing: Tracing
+    time: SimulatedTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,9 @@ class Parts:
     """A worker, put together."""
 
     outbox: Outbox
-    peers: Peers
     publisher: EventPublisher
     lender: Lender
     held: HeldGrants
-    view: PrefillView
     patrol: Patrol
     decode_desk: DecodeDesk
     prefill_desk: PrefillDesk
@@ -71,19 +71,21 @@ class Parts:
         self.decode_desk.take_progress(events)
         self.publisher.note_step()
 
-    def hear(self, _: str, beat: AnyBeat) -> None:
-        if isinstance(beat, LoadReport):
-            self.view.learn(beat)
-
-    def note_life(self, process: str, is_alive: bool) -> None:
-        """A process beats, for the first time or again; or it beats no more."""
-        if is_alive:
-            self.peers.regain(process)
-            return
-        self.view.lose(process)
+    def lose(self, process: str) -> None:
+        """A process beats no more: nothing is awaited from it, and nothing computed for it."""
         self.lender.lose(process)
         self.prefill_desk.lose(process)
-        self.peers.lose(process)
+
+    def lives(self) -> dict[str, Coroutine[None, None, None]]:
+        """All of it that goes on while the worker serves, by name."""
+        return {
+            "outbox": self.outbox.run(),
+            "KV events": self.publisher.run(),
+            "patrol": self.patrol.run(),
+            "decode desk": self.decode_desk.run(),
+            "prefill desk": self.prefill_desk.run(),
+            "door": self.door.run(),
+        }
 
 
 def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
@@ -95,7 +97,7 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     outbox = Outbox(ground.bus, ns, term.worker, term.incarnation, settings.keep_ended_s)
     publisher = EventPublisher(ground.bus, ns, term.worker, term.incarnation, engine)
     lender = Lender(engine, ground.peers, ground.transfers, settings.max_lent_share)
-    view = PrefillView(ground.card.name, ground.peers.can_move)
+    view = ground.neighbours.view
     limits = RemotePrefillLimits(settings.grant_wait_s, settings.landing_wait_s)
     tracing = ground.tracing
     remote = RemotePrefills(
@@ -118,15 +120,15 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     prefill_desk = PrefillDesk(ns, ground.card.name, tools, ground.queue, settings.max_jobs, ground.metrics)
     return Parts(
         outbox=outbox,
-        peers=ground.peers,
         publisher=publisher,
         lender=lender,
         held=held,
-        view=view,
         patrol=Patrol(lender, control, settings.max_quarantine_s, on_overdue),
         decode_desk=decode_desk,
         prefill_desk=prefill_desk,
-        door=WorkerDoor(term, decode_desk, prefill_desk, outbox, lender, held, publisher, tracing),
+        door=WorkerDoor(
+            term, decode_desk, prefill_desk, outbox, lender, held, publisher, ground.time, tracing
+        ),
         reporter=Reporter(term, ground.card.name, engine, decode_desk, prefill_desk, lender, publisher),
     )
 

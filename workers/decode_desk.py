@@ -209,8 +209,14 @@ class DecodeDesk:
         self._outbox.drop_up_to(request, attempt)
         self._remember_cancel(request, attempt)
 
+    def clients(self) -> set[str]:
+        """The frontends that streams of this worker go to."""
+        return self._outbox.clients()
+
     def cancel_client(self, client: str) -> None:
         """A frontend is gone for good: nothing more is computed for it."""
+        if client not in self.clients():
+            return
         gone = self.served.of_client(client)
         for served in gone:
             self._end_cancelled(served)

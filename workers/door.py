@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
+import math
 
 from proto import control
 from proto.codec import decode, encode
 from proto.control import CONTROL_REQUESTS, ControlReply, ControlRequest
-from proto.errors import InternalFault, KvmeshError, to_fault
+from proto.errors import InternalFault, InvalidRequest, KvmeshError, to_fault
 from proto.requests import Accepted, GenerateReply, Refused, RoutedRequest
 from services.bus import Delivery
 from services.tracing import Tracing
 from workers.decode_desk import DecodeDesk
+from workers.engine.simulated_model import SimulatedTime
 from workers.event_publisher import EventPublisher
 from workers.outbox import Outbox
 from workers.prefill_desk import PrefillDesk
@@ -35,6 +37,7 @@ class WorkerDoor:
         lender: Lender,
         held: HeldGrants,
         publisher: EventPublisher,
+        time: SimulatedTime | None,
         tracing: Tracing,
     ) -> None:
         self._term = term
@@ -44,6 +47,7 @@ class WorkerDoor:
         self._lender = lender
         self._held = held
         self._publisher = publisher
+        self._time = time
         self._tracing = tracing
         self._waiting: asyncio.Queue[tuple[bool, Delivery]] = asyncio.Queue(MAX_WAITING)
 
@@ -128,3 +132,16 @@ class WorkerDoor:
                 self._lender.end_grant(grant, "its holder gave it back")
             case control.GiveUp(job_id, reason):
                 self._lender.give_up(job_id, reason)
+            case control.SetSlowness(slowness):
+                self._set_slowness(slowness)
+
+    def _set_slowness(self, slowness: float) -> None:
+        """
+        Raises:
+            InvalidRequest: no such factor, or the time here is real.
+        """
+        if self._time is None:
+            raise InvalidRequest(field="slowness", reason="this worker computes, in real time")
+        if not 0 < slowness < math.inf:
+            raise InvalidRequest(field="slowness", reason=f"{slowness} is no factor of time")
+        self._time.slowness = slowness

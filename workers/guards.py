@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from proto import keys, subjects
 from proto.cards import ModelCard
@@ -17,7 +17,7 @@ from services.liveness import Liveness
 from workers.engine.engine import Engine
 from workers.registration import check_alike
 from workers.roles.term import Term
-from workers.transfer.transfer_thread import TransferThread
+from workers.transfer.transfers import Transfers
 
 LOOK_S = 0.25
 PROBE_S = 2.0
@@ -25,35 +25,35 @@ PROBE_S = 2.0
 log = logging.getLogger(__name__)
 
 
-async def check_name_free(bus: Bus, ns: str, worker: str) -> None:
+async def check_names_free(bus: Bus, ns: str, workers: Iterable[str]) -> None:
     """
     Raises:
-        InvalidSetting: another worker answers under this name.
+        InvalidSetting: another worker answers under one of these names.
     """
-    if await bus.has_responder(subjects.worker_control(ns, worker), PROBE_S):
-        raise _name_taken(worker)
+    by_subject = {subjects.worker_control(ns, worker): worker for worker in workers}
+    for subject in await bus.find_responders(list(by_subject), PROBE_S):
+        raise _name_taken(by_subject[subject])
 
 
-async def guard_name(term: Term, liveness: Liveness[AnyBeat]) -> None:
+async def guard_names(terms: Mapping[str, Term], liveness: Liveness[AnyBeat]) -> None:
     """Of two that began at one moment under one name, one ends: the two agree on which.
+
+    Args: `terms`: of all workers of this process, by their names; may change meanwhile.
 
     Raises:
         InvalidSetting: another worker beats under this name.
     """
-    taken = asyncio.Event()
+    taken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def hear(_: str, beat: AnyBeat) -> None:
-        if (
-            isinstance(beat, LoadReport)
-            and beat.worker == term.worker
-            and beat.incarnation > term.incarnation
-            and beat.state is not WorkerState.LEAVING
-        ):
-            taken.set()
+        if not isinstance(beat, LoadReport) or beat.state is WorkerState.LEAVING:
+            return
+        term = terms.get(beat.worker)
+        if term is not None and beat.incarnation > term.incarnation and not taken.done():
+            taken.set_result(beat.worker)
 
     liveness.on_beat(hear)
-    await taken.wait()
-    raise _name_taken(term.worker)
+    raise _name_taken(await taken)
 
 
 def _name_taken(worker: str) -> InvalidSetting:
@@ -107,7 +107,7 @@ async def _put_again(directory: Directory, key: str, ours: ModelCard) -> None:
             await asyncio.sleep(backoff.next_s())
 
 
-async def guard_threads(engine: Engine, transfers: TransferThread) -> None:
+async def guard_threads(engine: Engine, transfers: Transfers) -> None:
     """
     Raises:
         InternalFault: the engine has ended or hangs, or transfers have ended.

@@ -124,11 +124,11 @@ class Outbox:
         return sum(len(attempts) for attempts in self._streams.values())
 
     async def run(self) -> None:
-        """Send what is posted, and each second how far every stream is. For ever."""
+        """Send what is posted, and each second how far every stream is, while there is any. For ever."""
         next_s = time.monotonic() + OFFSETS_S
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, next_s - time.monotonic())):
+                async with asyncio.timeout(max(0.0, next_s - time.monotonic()) if self._streams else None):
                     await self._filled.wait()
             if time.monotonic() < next_s:
                 await self.flush()

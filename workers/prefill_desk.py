@@ -108,9 +108,10 @@ class PrefillDesk:
             listener()
 
     async def _fetch_for_ever(self, group: asyncio.TaskGroup) -> None:
-        """A queue in trouble stops nobody from asking directly."""
+        """A queue in trouble stops nobody from asking directly. Who decodes has no place at the queue."""
         backoff = Backoff(first_s=0.1, most_s=FETCH_S)
         while True:
+            await self._wait_room()
             try:
                 async with open_taker(self._queue, self._subject) as taker:
                     while True:

@@ -2,28 +2,25 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from proto import subjects
-from proto.cards import ModelCard, RankAgent, WorkerCard
-from proto.errors import DeadlineExceeded, Disconnected, InternalFault
+from proto.cards import ModelCard, RankAgent
+from proto.errors import InternalFault
 from proto.jobs import Landing
 from proto.names import check_id, new_id
 from proto.reports import BEATS, AnyBeat
-from proto.roles import WorkerState
 from services.admin import Health, open_admin
 from services.bus import Bus, open_bus
 from services.directory import Directory, open_directory
 from services.jetstream import check_available
-from services.liveness import Beats, BeatSettings, Liveness, send_beats, watch_beats
+from services.liveness import Liveness, watch_beats
 from services.logs import set_up_logs
 from services.metrics import Metrics, WorkerMetrics
 from services.models.folder import ModelFolder, resolve_model
 from services.objects import open_objects
-from services.tasks import open_tasks
 from services.tracing import Tracing, open_tracing
 from services.work_queue import open_work_queue
 from workers.admittance import Admittance
@@ -33,31 +30,34 @@ from workers.client_watch import ClientWatch
 from workers.engine.engine import Engine
 from workers.engine.engine_thread import EngineThread
 from workers.engine.runner import Runner
-from workers.engine.step import SequenceProgress
-from workers.guards import check_name_free, guard_model, guard_name, guard_threads
+from workers.engine.simulated_model import SimulatedTime
+from workers.engine.simulated_runner import SimulatedRunner
+from workers.guards import check_names_free, guard_model, guard_names, guard_threads
+from workers.neighbours import Neighbours
 from workers.registration import Registration, publish_model
+from workers.roles.prefill_view import PrefillView
 from workers.roles.term import Term
 from workers.runners import engine_settings, kv_class, load_runner, pool_layout
+from workers.serving import beat_settings, send_all_elsewhere, serve, worker_card
 from workers.settings import WorkerSettings
+from workers.transfer.agents import Agents
 from workers.transfer.nixl_transport import NixlTransport
 from workers.transfer.peers import Peers
 from workers.transfer.transfer_settings import apply_to_environment, backend_parameters
-from workers.transfer.transfer_thread import Transfer, TransferThread
-
-GIVE_BACK_S = 1.0
-LINGER_S = 0.5
-"""How long a leaver says "go elsewhere" at least: routers offer it work until they hear of its leaving."""
+from workers.transfer.transfer_thread import TransferThread
+from workers.transfer.transfers import Transfer
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What is ready before anything is open to others."""
+    """What is ready before anything is open to others. `time` is there where it is simulated."""
 
     folder: ModelFolder
     runner: Runner
     weights_digest: str
+    time: SimulatedTime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +108,11 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
 def _load(settings: WorkerSettings) -> Loaded:
     folder = resolve_model(settings.model)
     runner, digest = load_runner(settings, folder)
+    time = runner.time if isinstance(runner, SimulatedRunner) else None
     log.info(
         "loaded %s", folder.name, extra={"num_blocks": runner.num_blocks, "pool_bytes": runner.pool_bytes}
     )
-    return Loaded(folder, runner, digest)
+    return Loaded(folder, runner, digest, time)
 
 
 @asynccontextmanager
@@ -142,7 +143,9 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
         outside.bus, settings.jobs, subjects.prefill_stream(outside.ns), subjects.prefill_any(outside.ns)
     )
     async with transfers.running() as rank:
-        peers = Peers(rank, term.worker, transfers)
+        agents = Agents()
+        peers = Peers(rank, term.worker, transfers, agents)
+        neighbours = Neighbours(PrefillView(card.name, peers.can_move), agents)
         ground = Ground(
             settings,
             term,
@@ -152,10 +155,12 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
             bridge,
             transfers,
             peers,
+            neighbours,
             pool,
             card,
             worker_metrics,
             outside.tracing,
+            loaded.time,
         )
         parts = assemble(ground, outside.shutdown.set)
         observe(outside.metrics, ground, parts)
@@ -179,129 +184,52 @@ def _leaving(shutdown: asyncio.Event) -> str:
 
 
 async def _serve(outside: Outside, ground: Ground, parts: Parts, rank: RankAgent) -> None:
-    """Registered after subscribed; unregistered before unsubscribed."""
     ns, term, bus = outside.ns, outside.term, outside.bus
-    mesh = outside.settings.mesh
-    beating = BeatSettings(interval_s=mesh.beat_s, lost_after_s=mesh.lost_after_s)
-    registration = Registration(outside.directory, ns, _worker_card(outside, ground), rank)
-    await check_name_free(bus, ns, term.worker)
-    async with (
-        watch_beats(bus, ns, beating, BEATS.decode) as liveness,
-        open_tasks() as tasks,
-    ):
-        liveness.on_beat(parts.hear)
-        liveness.on_change(parts.note_life)
-        running = [
-            tasks.create_task(life, name=name)
-            for name, life in _lives(outside, ground, parts, liveness).items()
-        ]
-        subscriptions = [
-            await bus.subscribe(
-                subjects.worker_generate(ns, term.worker), parts.door.on_generate, perishable=True
-            ),
-            await bus.subscribe(subjects.worker_control(ns, term.worker), parts.door.on_control),
-        ]
-        async with send_beats(bus, subjects.beat(ns, term.worker), parts.reporter.payload, beating) as beats:
-            ground.bridge.connect(lambda events: _take_step(parts, beats, events))
-            parts.prefill_desk.on_change(beats.hurry)
-            parts.publisher.on_change(beats.hurry)
-            await registration.publish_agent()
-            await registration.publish(term)
-            outside.health.require_to_be_ready("shutdown", lambda: _leaving(outside.shutdown))
-            admittance = Admittance(bus, ns, term, liveness)
+    card = worker_card(ground, outside.settings.device)
+    registration = Registration(outside.directory.lease, ns, card, rank)
+    await check_names_free(bus, ns, [term.worker])
+    beats = beat_settings(outside.settings.mesh)
+    async with watch_beats(bus, ns, beats, BEATS.decode) as liveness:
+        ground.neighbours.on_lost(parts.lose)
+        ground.neighbours.agents.on_new(ground.peers.judge)
+        ground.neighbours.agents.on_forgotten(ground.peers.forget)
+        ground.neighbours.listen(liveness)
+        admittance = Admittance(bus, ns, term, liveness)
+        companions = {"admittance": admittance.run(), **_companions(outside, ground, parts, liveness)}
+
+        def on_ready() -> None:
             outside.health.require_to_be_ready("routers", lambda: admittance.obstacle)
-            running.append(tasks.create_task(admittance.run(), name="admittance"))
-            outside.health.note_started()
-            log.info("ready as %s", term.role, extra={"model": ground.card.name})
-            await outside.shutdown.wait()
-            await _leave(outside, parts, registration, beats)
-        for subscription in subscriptions:
-            await subscription.close()
-        for task in running:
-            task.cancel()
-    if parts.patrol.is_overdue:
-        raise InternalFault(reason="blocks were in quarantine for too long")
+            _show(outside, ground)
+
+        await serve(ground, parts, registration, companions, outside.shutdown, on_ready)
 
 
-def _take_step(parts: Parts, beats: Beats, events: list[SequenceProgress]) -> None:
-    parts.take_step(events)
-    beats.hurry()
+def _show(outside: Outside, ground: Ground) -> None:
+    """The worker is registered."""
+    outside.health.require_to_be_ready("shutdown", lambda: _leaving(outside.shutdown))
+    outside.health.note_started()
+    log.info("ready as %s", ground.term.role, extra={"model": ground.card.name})
 
 
-def _lives(
+def _companions(
     outside: Outside, ground: Ground, parts: Parts, liveness: Liveness[AnyBeat]
 ) -> dict[str, Coroutine[None, None, None]]:
-    """All that goes on while a worker serves, by name."""
-    ns, bus = outside.ns, outside.bus
+    """What goes on beside the worker's own parts, by name."""
+    ns, term = outside.ns, outside.term
     patience_s = outside.settings.mesh.lost_after_s / 2
-    clients = ClientWatch(bus, ns, liveness, parts.outbox, parts.decode_desk, patience_s)
+    clients = ClientWatch(outside.bus, ns, liveness, [parts.decode_desk], patience_s)
     return {
-        "outbox": parts.outbox.run(),
-        "KV events": parts.publisher.run(),
-        "patrol": parts.patrol.run(),
-        "decode desk": parts.decode_desk.run(),
-        "prefill desk": parts.prefill_desk.run(),
-        "door": parts.door.run(),
-        "peers": ground.peers.follow(outside.directory, ns),
+        "agents": ground.neighbours.agents.follow(outside.directory, ns),
         "clients": clients.run(),
-        "guard of threads": _guard_threads(outside, ground, parts),
-        "guard of the name": guard_name(outside.term, liveness),
+        "guard of threads": _guard_threads(ground, parts),
+        "guard of the name": guard_names({term.worker: term}, liveness),
         "guard of the model": guard_model(outside.directory, ns, ground.card),
     }
 
 
-async def _guard_threads(outside: Outside, ground: Ground, parts: Parts) -> None:
-    """A worker that cannot compute any more says so before it ends: what it serves goes on elsewhere."""
+async def _guard_threads(ground: Ground, parts: Parts) -> None:
     try:
         await guard_threads(ground.engine, ground.transfers)
     except InternalFault:
-        outside.term.state = WorkerState.LEAVING
-        parts.decode_desk.send_elsewhere()
-        await parts.outbox.flush()
+        await send_all_elsewhere(ground, parts)
         raise
-
-
-async def _leave(outside: Outside, parts: Parts, registration: Registration, beats: Beats) -> None:
-    outside.term.state = WorkerState.LEAVING
-    beats.hurry()
-    parts.prefill_desk.wake()
-    until_s = time.monotonic() + LINGER_S
-    try:
-        async with asyncio.timeout(outside.settings.mesh.drain_limit_s):
-            await _withdraw(registration)
-            await parts.decode_desk.served.wait_empty()
-            await parts.prefill_desk.wait_idle()
-    except TimeoutError:
-        log.info("what is left goes elsewhere", extra={"num_left": len(parts.decode_desk.served)})
-    parts.decode_desk.send_elsewhere()
-    parts.prefill_desk.leave()
-    await parts.outbox.flush()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(GIVE_BACK_S):
-            await parts.prefill_desk.wait_idle()
-    await asyncio.sleep(until_s - time.monotonic())
-
-
-async def _withdraw(registration: Registration) -> None:
-    try:
-        await registration.withdraw()
-    except (Disconnected, DeadlineExceeded) as error:
-        log.warning("not withdrawn; the lease will end it", extra={"reason": str(error)})
-
-
-def _worker_card(outside: Outside, ground: Ground) -> WorkerCard:
-    settings, term = outside.settings, outside.term
-    return WorkerCard(
-        worker=term.worker,
-        model=ground.card.name,
-        role=term.role,
-        epoch=term.epoch,
-        incarnation=term.incarnation,
-        state=term.state,
-        kv_class=ground.card.kv_class,
-        num_blocks=ground.pool.num_blocks,
-        max_sequences=settings.max_sequences,
-        host=settings.mesh.host_name,
-        zone=settings.mesh.zone,
-        hardware=settings.device,
-    )

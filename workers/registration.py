@@ -8,6 +8,7 @@ from proto.cards import AgentCard, KvClass, ModelCard, RankAgent, TextFiles, Wor
 from proto.codec import decode, encode
 from proto.errors import Conflict, InvalidSetting
 from services.directory import Directory
+from services.lease import LeaseKeeper
 from services.models.folder import ModelFolder
 from services.objects import Objects
 from workers.roles.proof import own_identity
@@ -87,10 +88,10 @@ async def _is_served(directory: Directory, ns: str, model: str) -> bool:
 
 
 class Registration:
-    """This worker's own keys. Owned: they vanish with the process, and come back after any outage."""
+    """This worker's own keys. They live by `lease`: they vanish with it, and come back after any outage."""
 
-    def __init__(self, directory: Directory, ns: str, card: WorkerCard, rank: RankAgent) -> None:
-        self._directory = directory
+    def __init__(self, lease: LeaseKeeper, ns: str, card: WorkerCard, rank: RankAgent) -> None:
+        self._lease = lease
         self._ns = ns
         self._card = card
         self._rank = rank
@@ -98,7 +99,7 @@ class Registration:
     async def publish_agent(self) -> None:
         """Before the card: whoever is chosen can be reached."""
         agent = AgentCard(self._card.worker, self._card.incarnation, own_identity(), [self._rank])
-        await self._directory.own(keys.agent(self._ns, self._card.worker), encode(agent))
+        await self._lease.own(keys.agent(self._ns, self._card.worker), encode(agent))
 
     async def publish(self, term: Term) -> None:
         """The card as the term has it now."""
@@ -116,8 +117,8 @@ class Registration:
             zone=self._card.zone,
             hardware=self._card.hardware,
         )
-        await self._directory.own(keys.worker(self._ns, self._card.worker), encode(card))
+        await self._lease.own(keys.worker(self._ns, self._card.worker), encode(card))
 
     async def withdraw(self) -> None:
         """No new work. The way to the memory stays until the process ends."""
-        await self._directory.disown(keys.worker(self._ns, self._card.worker))
+        await self._lease.disown(keys.worker(self._ns, self._card.worker))

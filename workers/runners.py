@@ -18,7 +18,7 @@ def load_runner(settings: WorkerSettings, folder: ModelFolder) -> tuple[Runner, 
         InvalidSetting: model, device or dtype cannot be used.
     """
     if settings.engine == "simulated":
-        return _simulated(settings), f"simulated-{folder.tokenizer_digest[:16]}"
+        return _simulated(settings), simulated_digest(folder)
     # Only here: a simulated worker needs no torch, and starts without it.
     from workers.engine.torch_runner import load_torch_runner
     from workers.model.config import read_config
@@ -39,11 +39,16 @@ def load_runner(settings: WorkerSettings, folder: ModelFolder) -> tuple[Runner, 
     return runner, weights_digest(folder.path)
 
 
+def simulated_digest(folder: ModelFolder) -> str:
+    """What stands for the digest of weights that there are none of: one text, one simulated model."""
+    return f"simulated-{folder.tokenizer_digest[:16]}"
+
+
 def _simulated(settings: WorkerSettings) -> SimulatedRunner:
     model = settings.simulated
     block_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * settings.block_size * 4
     num_blocks = settings.num_blocks or num_blocks_in(settings.pool_mib, block_bytes)
-    return SimulatedRunner(model, num_blocks, settings.block_size)
+    return SimulatedRunner(model, num_blocks, settings.block_size, settings.name)
 
 
 def num_blocks_in(pool_mib: int, block_bytes: int) -> int:

@@ -14,7 +14,7 @@ from services.mesh_settings import MeshSettings
 from services.objects import ObjectSettings
 from services.tracing import TraceSettings
 from services.work_queue import WorkQueueSettings
-from workers.engine.simulated_runner import SimulatedModel
+from workers.engine.simulated_model import SimulatedModel
 from workers.transfer.transfer_settings import TransferSettings
 
 

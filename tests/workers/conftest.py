@@ -12,7 +12,7 @@ from proto.roles import Role
 from services.servers import Server
 from tests.tiny_model import write_tiny
 from tests.workers.harness import Fleet
-from workers.engine.simulated_runner import SimulatedModel
+from workers.engine.simulated_model import SimulatedModel
 
 CONTEXT_TOKENS = 2048
 BLOCK_SIZE = 16

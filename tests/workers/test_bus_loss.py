@@ -11,7 +11,7 @@ from proto.names import new_id
 from proto.roles import Role
 from services.servers import Server
 from tests.workers.harness import Client, Fleet, Worker, open_client, random_prompt, until
-from workers.engine.simulated_runner import SimulatedModel
+from workers.engine.simulated_model import SimulatedModel
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from services.directory import DirectorySettings, open_directory
 from services.servers import Server
 from tests.workers.conftest import BLOCK_SIZE
 from tests.workers.harness import Client, Fleet, open_client, random_prompt
-from workers.engine.simulated_runner import SimulatedModel
+from workers.engine.simulated_model import SimulatedModel
 
 NUM_BLOCKS = 40
 

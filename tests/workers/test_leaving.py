@@ -20,7 +20,7 @@ from services.process import EXIT_FAILED, EXIT_WRONG_SETTING
 from services.servers import Server
 from tests.tiny_model import write_tiny
 from tests.workers.harness import Client, Fleet, Worker, open_client, random_prompt, until
-from workers.engine.simulated_runner import SimulatedModel
+from workers.engine.simulated_model import SimulatedModel
 from workers.guards import guard_model
 
 SLOW = SimulatedModel(step_s=0.01, first_token=10, num_tokens=400)

@@ -24,29 +24,33 @@ class Computation:
         self._settings = settings
         self._listener = listener
         self._rates = rates
-        self._began_s: float | None = None
+        self._began_s = 0.0
 
     @property
     def stall(self) -> Fault | None:
         """What is wrong when a step has not returned for `step_stall_s`."""
         began_s = self._began_s
-        if began_s is None or time.monotonic() - began_s <= self._settings.step_stall_s:
+        if not began_s or time.monotonic() - began_s <= self._settings.step_stall_s:
             return None
         return to_fault(InternalFault(reason=f"a step takes over {self._settings.step_stall_s} s"))
 
+    def begin(self) -> None:
+        """A step has begun: its time counts from here."""
+        self._began_s = time.monotonic()
+
     def run(self, plan: StepPlan) -> list[SampledToken] | None:
         """What the runner sampled; None when it raised: its bug, which must not end the loop."""
-        self._began_s = began_s = time.monotonic()
         try:
-            sampled = self._runner.run(StepBatch(plan.rows), self._layers_callback(plan))
+            sampled = self._runner.run(StepBatch(plan.rows), self._layers_callback(plan)) if plan.rows else []
         except Exception:
             log.exception("a step of %d sequences failed", len(plan.rows))
             self.num_failed += 1
             return None
         finally:
-            self._began_s = None
-        self.num_failed = 0
-        self._rates.note_step(plan.prefill_tokens, time.monotonic() - began_s)
+            took_s, self._began_s = time.monotonic() - self._began_s, 0.0
+        if plan.rows:
+            self.num_failed = 0
+            self._rates.note_step(plan.prefill_tokens, took_s)
         return sampled
 
     def _layers_callback(self, plan: StepPlan) -> OnLayers | None:

@@ -2,12 +2,14 @@
 
 One object owns sequences, pool, prefix cache and scheduler behind one lock. The lock is held while a step
 is planned, while its outcome is taken in, and in the short verbs, never during the computation; so an event
-loop may call the verbs as they are. The steps belong to one thread (`engine_thread`), the only caller of
-`step_once` and `wait_work`. Here is no asyncio and no torch.
+loop may call the verbs as they are. The steps belong to one driver: a thread (`engine_thread`), the only
+caller of `step_once` and `wait_work`, or who takes the two halves of a step itself, `begin_step` and
+`end_step`, once `on_change` has said that there is something to do. Here is no asyncio and no torch.
 """
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 from proto.errors import (
@@ -32,7 +34,7 @@ from workers.engine.rates import Rates
 from workers.engine.runner import Runner
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence, SequenceSpec, SequenceState
-from workers.engine.step import EngineListener, SequenceProgress, StepOutput
+from workers.engine.step import EngineListener, SequenceProgress, StepOutput, StepPlan
 
 
 class Engine:
@@ -49,6 +51,7 @@ class Engine:
         self._scheduler = Scheduler(settings, self._ledger)
         self._sequences: dict[str, Sequence] = {}
         self._changed = threading.Condition(threading.Lock())
+        self._change_listeners: list[Callable[[], None]] = []
         self._num_changes = 0
         self._planned_at = -1
         self._is_stopping = False
@@ -223,20 +226,29 @@ class Engine:
     def is_healthy(self) -> bool:
         return self.fault is None
 
-    # The steps: from the engine thread alone.
+    # The steps: from their one driver.
 
-    def step_once(self) -> bool:
-        """Plans, computes and takes in one step. False when there was nothing to do.
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """`listener` is called, under the lock, when there may be something to do; it must only take note."""
+        self._change_listeners.append(listener)
 
-        Raises:
-            InternalFault: it was the last of too many steps in a row that failed.
-        """
+    def begin_step(self) -> StepPlan | None:
+        """Plans a step, to be handed to `end_step` before the next is begun. None: there is nothing to do."""
         with self._changed:
             self._planned_at = self._num_changes
             plan = self._scheduler.plan()
         if plan.is_empty:
-            return False
-        sampled = self._computation.run(plan) if plan.rows else []
+            return None
+        self._computation.begin()
+        return plan
+
+    def end_step(self, plan: StepPlan) -> None:
+        """Computes what was planned and takes it in; it has taken the time since `begin_step`.
+
+        Raises:
+            InternalFault: it was the last of too many steps in a row that failed.
+        """
+        sampled = self._computation.run(plan)
         with self._changed:
             outcome = fail(plan) if sampled is None else take_in(plan, sampled, self._ledger)
             self._settle(outcome)
@@ -244,7 +256,13 @@ class Engine:
             self._listener.on_step(StepOutput(outcome.events))
         if self._computation.num_failed == self.settings.max_failed_steps:
             raise InternalFault(reason=f"{self._computation.num_failed} steps failed in a row")
-        return True
+
+    def step_once(self) -> bool:
+        """Plans, computes and takes in one step. False when there was nothing to do. Raises as `end_step`."""
+        plan = self.begin_step()
+        if plan is not None:
+            self.end_step(plan)
+        return plan is not None
 
     def wait_work(self) -> bool:
         """Waits until something has changed since the last plan; False when the engine is to stop."""
@@ -322,3 +340,5 @@ class Engine:
     def _wake(self) -> None:
         self._num_changes += 1
         self._changed.notify_all()
+        for listener in self._change_listeners:
+            listener()

@@ -29,7 +29,7 @@ from workers.roles.term import Term
 from workers.transfer.peers import Peer, Peers
 from workers.transfer.pull import pull_blocks
 from workers.transfer.push import Push
-from workers.transfer.transfer_thread import TransferThread
+from workers.transfer.transfers import Transfers
 
 ASK_TIMEOUT_S = 2.0
 PIN_TTL_S = 20.0
@@ -46,7 +46,7 @@ class HolderTools:
     term: Term
     engine: Engine
     bridge: EngineBridge
-    transfers: TransferThread
+    transfers: Transfers
     peers: Peers
     control: ControlClient
     held: HeldGrants

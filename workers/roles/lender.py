@@ -16,7 +16,7 @@ from workers.roles.grants import Grant, GrantTable
 from workers.roles.owned_job import JobEnd, OwnedJob
 from workers.roles.pins import PinTable
 from workers.transfer.peers import Peers
-from workers.transfer.transfer_thread import TransferThread
+from workers.transfer.transfers import Transfers
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +26,7 @@ MAX_PIN_S = 60.0
 class Lender:
     """Args: `max_lent_share`: granted plus quarantined blocks stay under this share of the pool."""
 
-    def __init__(
-        self, engine: Engine, peers: Peers, transfers: TransferThread, max_lent_share: float
-    ) -> None:
+    def __init__(self, engine: Engine, peers: Peers, transfers: Transfers, max_lent_share: float) -> None:
         self._engine = engine
         self._peers = peers
         self._transfers = transfers

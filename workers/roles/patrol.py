@@ -51,6 +51,8 @@ class Patrol:
         for grant in self._lender.grants.all():
             if now_s - grant.began_s >= ROUND_S:
                 by_holder[grant.holder, grant.holder_incarnation].append(grant)
+        if not by_holder:
+            return
         async with asyncio.TaskGroup() as tasks:
             for (holder, incarnation), grants in by_holder.items():
                 tasks.create_task(self._ask(holder, incarnation, grants), name=f"ask {holder} what it holds")

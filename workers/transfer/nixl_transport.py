@@ -9,20 +9,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from proto.cards import RankAgent
 from proto.errors import InternalFault, InvalidSetting, PeerGone
 from proto.layout import Copy, PoolLayout
+from workers.transfer.transfers import Operation
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 
 from nixl import _bindings as nixl_bindings
 from nixl._api import nixl_agent, nixl_agent_config
-
-Operation = Literal["WRITE", "READ"]
 
 # The bindings raise a dozen unrelated classes, each derived from Exception alone.
 NIXL_ERRORS: tuple[type[Exception], ...] = tuple(

@@ -7,11 +7,11 @@ from proto.errors import PeerGone
 from proto.layout import BlockPair, LayerRange, PoolLayout, plan_copies
 from workers.transfer.outcome import Outcome
 from workers.transfer.peers import Peer
-from workers.transfer.transfer_thread import Transfer, TransferThread
+from workers.transfer.transfers import Transfer, Transfers
 
 
 async def pull_blocks(
-    peer: Peer, theirs: Sequence[int], own: PoolLayout, ours: Sequence[int], transfers: TransferThread
+    peer: Peer, theirs: Sequence[int], own: PoolLayout, ours: Sequence[int], transfers: Transfers
 ) -> None:
     """Read their blocks into ours, block by block in the order given.
 

@@ -21,7 +21,7 @@ from proto.jobs import Landing
 from proto.layout import BlockPair, LayerRange, PoolLayout, plan_copies
 from workers.transfer.outcome import Outcome
 from workers.transfer.peers import Peer
-from workers.transfer.transfer_thread import Transfer, TransferThread
+from workers.transfer.transfers import Transfer, Transfers
 
 
 class Push:
@@ -39,7 +39,7 @@ class Push:
         grant: Granted,
         peer: Peer,
         own: PoolLayout,
-        transfers: TransferThread,
+        transfers: Transfers,
         on_fault: Callable[[KvmeshError], None],
     ) -> None:
         self._grant = grant

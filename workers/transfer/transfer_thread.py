@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from proto.cards import RankAgent
 from proto.codec import decode
 from proto.errors import InvalidRequest, KvmeshError, PeerGone, TransferFault
 from proto.jobs import Landing
-from proto.layout import Copy
-from workers.transfer.nixl_transport import NixlTransport, Operation, TransferState
+from workers.transfer.nixl_transport import NixlTransport, TransferState
+from workers.transfer.transfers import OnDone, OnLanding, OnMoved, Transfer
 
 POLL_S = 0.0005
 IDLE_LOOK_S = 0.05
@@ -34,35 +34,6 @@ LINGER_S = 0.1
 CLOSE_S = 5.0
 
 log = logging.getLogger(__name__)
-
-OnDone = Callable[[KvmeshError | None], None]
-OnLanding = Callable[[Landing], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One posted operation.
-
-    `may_start` is asked right before the post, in the transfer thread: a holder whose grant has ended in the
-    meantime must not write. Then one of the two is called, once: `on_refused` when nothing of it was posted
-    (by the thread, or by who submits when that has ended), `on_done` in the thread with None or what went
-    wrong. Neither is called when the thread ends while the transfer moves: then nothing is known.
-    """
-
-    operation: Operation
-    agent: str
-    copies: Sequence[Copy]
-    remote_device: str
-    may_start: Callable[[], bool]
-    on_refused: Callable[[], None]
-    on_done: OnDone
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(copy.num_bytes for copy in self.copies)
-
-
-OnMoved = Callable[[Transfer, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +52,7 @@ class _Moving:
 
 
 class TransferThread:
-    """Owns a `NixlTransport`; every method may be called from any thread.
+    """The `Transfers` of a `NixlTransport`, which it owns.
 
     `on_landing` and `on_moved` (a transfer that is done, and the seconds it took) are called in the thread.
     """
@@ -120,16 +91,12 @@ class TransferThread:
         return self._thread.is_alive() and not self._has_ended.is_set()
 
     def submit(self, transfer: Transfer) -> None:
-        """Post a transfer after all that was submitted before."""
         self._put(_Order(lambda: self._post(transfer), transfer.on_refused))
 
     def notify(self, agent: str, notice: bytes, on_done: OnDone) -> None:
-        """Send a notice; what was `on_done` before this call lies at the target when the notice is heard."""
         self._put_call(lambda: self._transport.notify(agent, notice), agent, on_done)
 
     def add_peer(self, agent: str, metadata: bytes, on_done: OnDone) -> None:
-        """Once for each agent: a second time would invalidate what moves to it."""
-
         def add() -> None:
             if agent in self._leaving:
                 self._leaving.discard(agent)
@@ -139,11 +106,9 @@ class TransferThread:
         self._put_call(add, agent, on_done)
 
     def remove_peer(self, agent: str) -> None:
-        """Forget a peer, gone or not, once nothing moves to or from it."""
         self._put(_Order(lambda: self._leaving.add(agent), lambda: None))
 
     def expect(self, num_leaves: int) -> None:
-        """Set how many grants and pins are out; while any is, peers may be at work on this memory."""
         self._put(_Order(lambda: self._set_expected(num_leaves), lambda: None))
 
     def _put_call(self, call: Callable[[], None], agent: str, on_done: OnDone) -> None:

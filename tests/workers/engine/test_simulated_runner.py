@@ -10,7 +10,8 @@ from workers.engine.engine import Engine
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.rates import Rates
 from workers.engine.runner import Runner, SampleParams, ScheduledSequence, StepBatch
-from workers.engine.simulated_runner import SimulatedModel, SimulatedRunner
+from workers.engine.simulated_model import WITHOUT_TIME, SimulatedModel
+from workers.engine.simulated_runner import SimulatedRunner
 
 PROMPT = list(range(100))
 
@@ -22,7 +23,7 @@ def make_engine(model: SimulatedModel, record: Record, step_tokens: int = 256) -
 
 def serve(tokens: list[int], max_tokens: int, step_tokens: int = 256) -> list[int]:
     record = Record()
-    engine = make_engine(SimulatedModel(), record, step_tokens)
+    engine = make_engine(WITHOUT_TIME, record, step_tokens)
     engine.add(spec_of("a", tokens, num_prompt=len(PROMPT), max_tokens=max_tokens))
     while engine.step_once():
         pass
@@ -69,7 +70,7 @@ def test_no_step_ends_before_its_time_and_a_model_without_time_never_sleeps(
         raise AssertionError("slept")
 
     monkeypatch.setattr("workers.engine.simulated_runner.time.sleep", forbidden)
-    SimulatedRunner(SimulatedModel(), num_blocks=1).run(prefill, lambda _first, _count: None)
+    SimulatedRunner(WITHOUT_TIME, num_blocks=1).run(prefill, lambda _first, _count: None)
 
 
 def test_waking_late_is_taken_off_the_next_waits(monkeypatch: pytest.MonkeyPatch) -> None:

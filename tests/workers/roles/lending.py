@@ -18,11 +18,13 @@ from workers.engine.engine import Engine
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.runner import SampleParams
 from workers.engine.sequence import SequenceKind, SequenceSpec
-from workers.engine.simulated_runner import SimulatedModel, SimulatedRunner
+from workers.engine.simulated_model import WITHOUT_TIME
+from workers.engine.simulated_runner import SimulatedRunner
 from workers.engine.step import StepOutput
 from workers.roles.lender import Lender
 from workers.roles.owned_job import OwnedJob
 from workers.roles.proof import own_identity
+from workers.transfer.agents import Agents
 from workers.transfer.nixl_transport import NixlTransport
 from workers.transfer.peers import Peers
 from workers.transfer.transfer_thread import TransferThread
@@ -64,9 +66,7 @@ class Lending:
             step_tokens=16,
             max_sequences=8,
         )
-        self.engine = Engine(
-            SimulatedRunner(SimulatedModel(), NUM_BLOCKS, BLOCK_SIZE), settings, self.listener
-        )
+        self.engine = Engine(SimulatedRunner(WITHOUT_TIME, NUM_BLOCKS, BLOCK_SIZE), settings, self.listener)
         self.lender = Lender(self.engine, peers, transfers, LENT_SHARE)
 
     def offer(self, name: str, num_tokens: int = 13, first_token: int = 0) -> OwnedJob:
@@ -127,11 +127,12 @@ async def open_peers(etcd: Server, ns: str) -> AsyncIterator[tuple[Peers, Transf
         NixlTransport(f"owner.{ns}", pool.layout), lambda landing: None, lambda transfer, took_s: None
     )
     async with transfers.running() as rank, open_directory(DirectorySettings([etcd.url])) as directory:
-        peers = Peers(rank, "owner", transfers)
+        agents = Agents()
+        peers = Peers(rank, "owner", transfers, agents)
         for holder in HOLDERS:
             await directory.own(keys.agent(ns, holder), encode(_card(holder, rank)))
         async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(peers.follow(directory, ns))
+            following = tasks.create_task(agents.follow(directory, ns))
             await wait_for(lambda: all(peers.card(each, f"life of {each}") for each in HOLDERS))
             following.cancel()
         yield peers, transfers

@@ -15,7 +15,8 @@ import msgspec
 from proto.jobs import Landing
 from tests.workers.transfer.pools import MemoryPool
 from workers.transfer.nixl_transport import NixlTransport
-from workers.transfer.transfer_thread import Transfer, TransferThread
+from workers.transfer.transfer_thread import TransferThread
+from workers.transfer.transfers import Transfer
 
 
 @dataclass(frozen=True)

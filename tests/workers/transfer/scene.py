@@ -16,10 +16,11 @@ from proto.names import new_id
 from tests.workers.forked import ForkedProcess
 from tests.workers.transfer.peer_process import Heard, PoolOrder, run_peer
 from tests.workers.transfer.pools import NUM_LAYERS, MemoryPool
-from workers.transfer.nixl_transport import NixlTransport, Operation
+from workers.transfer.nixl_transport import NixlTransport
 from workers.transfer.outcome import Outcome
 from workers.transfer.peers import Peer
-from workers.transfer.transfer_thread import Transfer, TransferThread
+from workers.transfer.transfer_thread import TransferThread
+from workers.transfer.transfers import Operation, Transfer
 
 ALL_LAYERS = LayerRange(0, NUM_LAYERS)
 LIMIT_S = 20.0

@@ -18,17 +18,21 @@ from services.tasks import open_tasks
 from tests.workers.harness import until
 from tests.workers.transfer.conftest import Exchange
 from tests.workers.transfer.scene import PeerProcess, Scene
+from workers.transfer.agents import Agents
 from workers.transfer.peers import Peers
 
 
 @asynccontextmanager
 async def following(etcd: Server, ns: str, scene: Scene) -> AsyncIterator[tuple[Peers, Directory]]:
-    peers = Peers(scene.rank, "we", scene.transfers)
+    agents = Agents()
+    peers = Peers(scene.rank, "we", scene.transfers, agents)
+    agents.on_new(peers.judge)
+    agents.on_forgotten(peers.forget)
     async with (
         open_directory(DirectorySettings(endpoints=[etcd.url])) as directory,
         open_tasks() as tasks,
     ):
-        life = tasks.create_task(peers.follow(directory, ns), name="peers")
+        life = tasks.create_task(agents.follow(directory, ns), name="agents")
         yield peers, directory
         life.cancel()
 

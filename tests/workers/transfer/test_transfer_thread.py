@@ -13,7 +13,7 @@ from tests.workers.transfer.conftest import Exchange
 from tests.workers.transfer.peer_process import Heard
 from tests.workers.transfer.scene import ALL_LAYERS, PeerProcess, Scene, open_scene
 from workers.transfer.outcome import Outcome
-from workers.transfer.transfer_thread import Transfer
+from workers.transfer.transfers import Transfer
 
 
 def test_written_blocks_arrive_whole_and_nothing_else_changes(exchange: Exchange) -> None:

@@ -1,0 +1,99 @@
+"""What is simulated: how long a step takes, and which tokens it samples. One model for all who simulate.
+
+```
+ step = ( step_s
+        + for each sequence that decodes:  sequence_s + context_token_s * its tokens
+        + for each token of a prompt:      prefill_token_s * (1 + its position / prefill_doubling_tokens)
+        ) * slowness / speed_up * (1 ± jitter)
+```
+The defaults are roughly a model of eight billion parameters on one large GPU.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from workers.engine.runner import SampledToken, ScheduledSequence
+
+
+class SimulatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is simulated. `first_token` and `num_tokens` bound the sampled ids: keep end ids out."""
+
+    first_token: Annotated[int, Meta(ge=0, description="Lowest token id that is sampled.")] = 1000
+    num_tokens: Annotated[int, Meta(ge=1, description="How many ids, from the lowest, are sampled.")] = 16384
+    step_s: Annotated[float, Meta(ge=0, description="Seconds a step takes at least.")] = 0.006
+    sequence_s: Annotated[
+        float, Meta(ge=0, description="Seconds more for each sequence that decodes in it.")
+    ] = 0.00002
+    context_token_s: Annotated[
+        float, Meta(ge=0, description="Seconds more for each token of context that these sequences have.")
+    ] = 0.00000004
+    prefill_token_s: Annotated[float, Meta(ge=0, description="Seconds more for each token of a prompt.")] = (
+        0.00005
+    )
+    prefill_doubling_tokens: Annotated[
+        int, Meta(ge=0, description="Position at which a token of a prompt takes twice as long; 0: nowhere.")
+    ] = 32768
+    jitter: Annotated[
+        float, Meta(ge=0, lt=1, description="Share by which a step may be longer or shorter, at random.")
+    ] = 0.0
+    speed_up: Annotated[float, Meta(gt=0, description="How many times faster than stated all is.")] = 1.0
+    slowness: Annotated[
+        float, Meta(gt=0, description="How many times slower a worker is, until it is told otherwise.")
+    ] = 1.0
+    num_layers: Annotated[int, Meta(ge=1, description="Layers of the pool.")] = 2
+    num_kv_heads: Annotated[int, Meta(ge=1, description="KV heads of the pool.")] = 1
+    head_dim: Annotated[int, Meta(ge=1, description="Numbers a head, of four bytes each.")] = 8
+
+
+WITHOUT_TIME = SimulatedModel(step_s=0.0, sequence_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
+
+
+class SimulatedTime:
+    """How long the steps of one worker take. `slowness` may change, and counts from the next step on.
+
+    Args: `seed` names the worker: its jitter is the same in every run.
+    """
+
+    def __init__(self, model: SimulatedModel, seed: str) -> None:
+        self.slowness = model.slowness
+        self._model = model
+        self._random = random.Random(seed)
+
+    def step_s(self, rows: Sequence[ScheduledSequence]) -> float:
+        """Seconds that a step of these rows takes."""
+        model = self._model
+        step_s = model.step_s + sum(self._row_s(row) for row in rows)
+        swing = 1.0 + model.jitter * self._random.uniform(-1.0, 1.0) if model.jitter else 1.0
+        return step_s * swing * self.slowness / model.speed_up
+
+    def _row_s(self, row: ScheduledSequence) -> float:
+        model, num_tokens = self._model, len(row.tokens)
+        if num_tokens == 1:
+            return model.sequence_s + model.context_token_s * (row.start + 1)
+        prefill_s = model.prefill_token_s * num_tokens
+        if model.prefill_doubling_tokens:
+            prefill_s *= 1.0 + (row.start + num_tokens / 2) / model.prefill_doubling_tokens
+        return prefill_s
+
+
+def sample(model: SimulatedModel, rows: Sequence[ScheduledSequence]) -> list[SampledToken]:
+    """A token for each row that wants one.
+
+    It depends on the token before it and its position alone, so any attempt, on any worker, in chunks of any
+    size, goes on alike.
+    """
+    first, count = model.first_token, model.num_tokens
+    return [
+        SampledToken(row.key, first + _mix(row.tokens[-1], row.start + len(row.tokens)) % count)
+        for row in rows
+        if row.sample is not None
+    ]
+
+
+def _mix(token: int, position: int) -> int:
+    """A number that looks random and is not. Source: Knuth, TAOCP 6.4, multiplicative hashing."""
+    return ((token * 2654435761 + position * 40503) & 0xFFFFFFFF) >> 7

@@ -1,0 +1,66 @@
+"""What moves KV: the contract between those who write and read blocks and what carries them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from proto.errors import KvmeshError
+from proto.jobs import Landing
+from proto.layout import Copy
+
+Operation = Literal["WRITE", "READ"]
+OnDone = Callable[[KvmeshError | None], None]
+OnLanding = Callable[[Landing], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One posted operation.
+
+    `may_start` is asked right before the post, where it is made: a holder whose grant has ended in the
+    meantime must not write. Then one of the two is called, once: `on_refused` when nothing of it was posted
+    (by who carries, or by who submits when that has ended), `on_done` with None or what went wrong. Neither
+    is called when what carries ends while the transfer moves: then nothing is known.
+    """
+
+    operation: Operation
+    agent: str
+    copies: Sequence[Copy]
+    remote_device: str
+    may_start: Callable[[], bool]
+    on_refused: Callable[[], None]
+    on_done: OnDone
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(copy.num_bytes for copy in self.copies)
+
+
+OnMoved = Callable[[Transfer, float], None]
+
+
+class Transfers(Protocol):
+    """Every method may be called from any thread; callbacks may come in another."""
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    def submit(self, transfer: Transfer) -> None:
+        """Post a transfer after all that was submitted before."""
+        ...
+
+    def notify(self, agent: str, notice: bytes, on_done: OnDone) -> None:
+        """Send a notice; what was `on_done` before this call lies at the target when the notice is heard."""
+        ...
+
+    def add_peer(self, agent: str, metadata: bytes, on_done: OnDone) -> None:
+        """Once for each agent: a second time would invalidate what moves to it."""
+        ...
+
+    def remove_peer(self, agent: str) -> None:
+        """Forget a peer, gone or not, once nothing moves to or from it."""
+        ...
+
+    def expect(self, num_leaves: int) -> None:
+        """Set how many grants and pins are out; while any is, peers may be at work on this memory."""
+        ...
