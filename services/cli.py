@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from proto.errors import InvalidSetting, KvmeshError
-from services.entry import KINDS, ProcessEntry, find_entry
+from services.entry import KINDS, TRIAL_KINDS, ProcessEntry, find_entry
 from services.launcher.up_settings import UpSettings
 from services.process import EXIT_FAILED, EXIT_WRONG_SETTING, run_process
 from services.replay import trace_commands
@@ -28,6 +28,7 @@ _TEXTS = {
     "frontend": "Run one frontend: text in and out, over HTTP.",
     "router": "Run one router: which worker, and why.",
     "worker": "Run one worker: an engine that prefills or decodes.",
+    "simulate": "Run many workers that compute nothing, in one process: time from a stated model.",
 }
 _FILE_WIDTH = 200
 
@@ -124,7 +125,7 @@ def settings() -> None:
 
 def settings_kinds() -> dict[str, type[msgspec.Struct]]:
     """Every table that a process or command has of its own, and its struct."""
-    entries = [find_entry(kind) for kind in KINDS]
+    entries = [find_entry(kind) for kind in (*KINDS, *TRIAL_KINDS)]
     return {
         **{entry.section: entry.settings for entry in entries},
         "up": UpSettings,
@@ -153,7 +154,7 @@ def _end_now(code: int) -> NoReturn:
 def main() -> None:
     """What the console script calls: one line for every error of ours, and its exit code."""
     try:
-        for kind in KINDS:
+        for kind in (*KINDS, *TRIAL_KINDS):
             _add_process(find_entry(kind))
         app()
     except KvmeshError as error:

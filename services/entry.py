@@ -15,6 +15,7 @@ from proto.errors import InvalidSetting
 
 GROUP = "kvmesh.processes"
 KINDS = ("frontend", "router", "worker")
+TRIAL_KINDS = ("simulate",)  # of a mesh that is tried out, not served from
 
 
 @dataclass(frozen=True)

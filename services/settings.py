@@ -31,6 +31,7 @@ TABLES = frozenset(
         "worker",
         "jobs",
         "objects",
+        "simulate",
         "simulated",
         "engine",
         "transfer",

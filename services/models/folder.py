@@ -103,6 +103,24 @@ class _TokenizerConfig(msgspec.Struct, frozen=True):
     chat_template: str | list[_NamedTemplate] | None = None
 
 
+class _TokenizerEntry(msgspec.Struct, frozen=True):
+    id: int
+    content: str
+
+
+class _Vocabulary(msgspec.Struct, frozen=True):
+    """By piece, or as a list of pieces and their scores."""
+
+    vocab: dict[str, int] | list[tuple[str, float]] = {}
+
+
+class _Tokenizer(msgspec.Struct, frozen=True):
+    """The part of `tokenizer.json` that is read here."""
+
+    model: _Vocabulary
+    added_tokens: list[_TokenizerEntry] = []
+
+
 def read_model_folder(path: Path, name: str) -> ModelFolder:
     """What a Hugging Face folder says about its model.
 
@@ -127,6 +145,41 @@ def read_model_folder(path: Path, name: str) -> ModelFolder:
         context_tokens=config.max_position_embeddings,
         vocab_size=config.vocab_size,
     )
+
+
+def read_text_folder(path: Path, name: str, context_tokens: int) -> ModelFolder:
+    """A model of which only the text is there: `tokenizer.json`, and what stands beside it.
+
+    Raises:
+        InvalidSetting: the file is missing or does not say what it must.
+    """
+    text = _read_if_there(path / "tokenizer_config.json", _TokenizerConfig)
+    tokenizer_path = path / "tokenizer.json"
+    raw = _bytes_of(tokenizer_path)
+    ids = _token_ids(tokenizer_path)
+    eos_token = _content(text.eos_token)
+    return ModelFolder(
+        path=path,
+        name=name,
+        tokenizer_path=tokenizer_path,
+        tokenizer_digest=hashlib.sha256(raw).hexdigest(),
+        chat_template=_chat_template(path, text),
+        bos_token=_content(text.bos_token),
+        eos_token=eos_token,
+        eos_tokens=[ids[eos_token]] if eos_token in ids else [],
+        context_tokens=context_tokens,
+        vocab_size=max(ids.values()) + 1,
+    )
+
+
+def _token_ids(tokenizer_path: Path) -> dict[str, int]:
+    tokenizer = _read(tokenizer_path, _Tokenizer)
+    vocab = tokenizer.model.vocab
+    ids = vocab if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
+    ids = ids | {added.content: added.id for added in tokenizer.added_tokens}
+    if not ids:
+        raise _lacks(tokenizer_path.parent, "a vocabulary in tokenizer.json")
+    return ids
 
 
 def _eos_tokens(config: _Config) -> list[int]:

@@ -28,10 +28,16 @@ def test_it_says_its_version() -> None:
     assert (done.returncode, done.stdout) == (0, f"kvmesh {version('kvmesh')}\n")
 
 
-@pytest.mark.parametrize("kind", ["frontend", "router", "worker", "up", "status"])
+@pytest.mark.parametrize("kind", ["frontend", "router", "worker", "simulate", "up", "status"])
 def test_every_setting_of_a_command_is_a_flag(kind: str) -> None:
     done = _run(kind, "--help")
-    flags = {"frontend": "--bus-url", "router": "--queue-limit", "worker": "--role", "up": "--decode"}
+    flags = {
+        "frontend": "--bus-url",
+        "router": "--queue-limit",
+        "worker": "--role",
+        "up": "--decode",
+        "simulate": "--workers",
+    }
     assert done.returncode == 0
     assert flags.get(kind, "--once") in done.stdout
     assert "--config" in done.stdout

@@ -55,7 +55,7 @@ def test_the_settings_file_is_what_the_code_renders() -> None:
     )
 
 
-@pytest.mark.parametrize("section", ["frontend", "router", "worker", "up", "status"])
+@pytest.mark.parametrize("section", ["frontend", "router", "worker", "simulate", "up", "status"])
 def test_the_settings_file_says_the_defaults(section: str) -> None:
     kind = settings_kinds()[section]
     from_file = load_settings(kind, section, file=DEPLOY / "kvmesh.toml", environ={}, flags={})

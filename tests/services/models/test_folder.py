@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from proto.errors import InvalidSetting
-from services.models.folder import read_model_folder, resolve_model
+from services.models.folder import read_model_folder, read_text_folder, resolve_model
 
 
 @pytest.fixture
@@ -84,3 +84,19 @@ def test_what_is_no_model_is_refused_with_the_choices(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidSetting, match="smollm2-135m"):
         resolve_model(name)
+
+
+def test_a_folder_of_which_only_the_text_is_there_says_what_its_tokenizer_knows(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    _write(
+        folder / "tokenizer.json",
+        {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 7, "content": "</s>"}]},
+    )
+    _write(folder / "tokenizer_config.json", {"eos_token": "</s>"})
+    model = read_text_folder(folder, "text", 4096)
+    assert (model.vocab_size, model.context_tokens, model.eos_tokens) == (8, 4096, [7])
+    _write(folder / "tokenizer.json", {"model": {"type": "Unigram", "vocab": [["a", -1.5], ["b", -2.0]]}})
+    assert read_text_folder(folder, "text", 4096).vocab_size == 2
+    _write(folder / "tokenizer.json", {"model": {"type": "BPE"}})
+    with pytest.raises(InvalidSetting, match="vocabulary"):
+        read_text_folder(folder, "text", 4096)
