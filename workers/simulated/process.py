@@ -32,6 +32,7 @@ from workers.engine.engine_load import EngineLoad
 from workers.guards import check_names_free, guard_model, guard_names
 from workers.neighbours import Neighbours
 from workers.registration import publish_model
+from workers.roles.prefill_view import PrefillView
 from workers.roles.term import Term
 from workers.runners import kv_class, simulated_digest
 from workers.serving import beat_settings
@@ -40,6 +41,7 @@ from workers.simulated.pacer import Lateness
 from workers.simulated.settings import SimulateSettings
 from workers.simulated.wire import Wire
 from workers.simulated.worker import Shared, SimulatedWorker
+from workers.transfer.agents import Agents
 
 NUM_AT_ONCE = 25  # workers that begin together: more would make the loop late
 
@@ -82,6 +84,12 @@ async def open_simulation(settings: SimulateSettings) -> AsyncIterator["Crowd"]:
         queue = await open_work_queue(
             bus, settings.jobs, subjects.prefill_stream(ns), subjects.prefill_any(ns)
         )
+        agents, wire = Agents(), Wire(settings.link_gbit_per_s, settings.link_latency_s)
+
+        def can_move(worker: str, incarnation: str) -> bool:
+            card = agents.card(worker, incarnation)
+            return card is not None and wire.reaches(card)
+
         shared = Shared(
             settings=each,
             folder=folder,
@@ -89,8 +97,8 @@ async def open_simulation(settings: SimulateSettings) -> AsyncIterator["Crowd"]:
             bus=bus,
             directory=directory,
             queue=queue,
-            neighbours=Neighbours(card.name),
-            wire=Wire(settings.link_gbit_per_s, settings.link_latency_s),
+            neighbours=Neighbours(PrefillView(card.name, can_move), agents),
+            wire=wire,
             lateness=Lateness(),
             metrics=WorkerMetrics(metrics),
             tracing=tracing,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from proto.cards import AgentCard
 from proto.codec import decode
 from proto.errors import KvmeshError, PeerGone
 from proto.jobs import Landing
@@ -36,6 +37,10 @@ class Wire:
         finally:
             del self._ends[agent]
             end.close()
+
+    def reaches(self, card: AgentCard) -> bool:
+        """Whether KV can move to this worker: not to one of another process."""
+        return all(rank.agent in self._ends for rank in card.ranks)
 
     def find(self, agent: str) -> "WireEnd":
         """
