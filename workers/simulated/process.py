@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 
 from proto import subjects
+from proto.cards import ModelCard
 from proto.errors import InvalidSetting
 from proto.names import check_id
 from proto.reports import BEATS, AnyBeat
 from proto.roles import Role
 from services.admin import Health, open_admin
 from services.bus import open_bus
-from services.directory import open_directory
+from services.directory import Directory, open_directory
 from services.liveness import Liveness, watch_beats
 from services.logs import set_up_logs
 from services.metrics import Metrics, WorkerMetrics
@@ -75,29 +76,20 @@ async def open_simulation(settings: SimulateSettings) -> AsyncIterator["Crowd"]:
         open_directory(settings.directory) as directory,
         watch_beats(bus, settings.mesh.ns, beat_settings(settings.mesh), BEATS.decode) as liveness,
     ):
-        ns, each = settings.mesh.ns, settings.each
-        runner = InstantRunner(each.simulated, each.num_blocks, each.block_size)
-        async with open_bus(settings.bus, f"{name}-bulk") as bulk:
-            objects = await open_objects(bulk, settings.objects, subjects.objects_bucket(ns))
-            kv = kv_class(runner, simulated_digest(folder))
-            card = await publish_model(directory, objects, ns, folder, kv)
+        ns = settings.mesh.ns
+        card = await _publish_model(settings, directory, folder)
         queue = await open_work_queue(
             bus, settings.jobs, subjects.prefill_stream(ns), subjects.prefill_any(ns)
         )
-        agents, wire = Agents(), Wire(settings.link_gbit_per_s, settings.link_latency_s)
-
-        def can_move(worker: str, incarnation: str) -> bool:
-            card = agents.card(worker, incarnation)
-            return card is not None and wire.reaches(card)
-
+        wire = Wire(settings.link_gbit_per_s, settings.link_latency_s)
         shared = Shared(
-            settings=each,
+            settings=settings.each,
             folder=folder,
             card=card,
             bus=bus,
             directory=directory,
             queue=queue,
-            neighbours=Neighbours(PrefillView(card.name, can_move), agents),
+            neighbours=_neighbours(card, wire),
             wire=wire,
             lateness=Lateness(),
             metrics=WorkerMetrics(metrics),
@@ -108,6 +100,27 @@ async def open_simulation(settings: SimulateSettings) -> AsyncIterator["Crowd"]:
         async with crowd.living(settings):
             health.note_started()
             yield crowd
+
+
+async def _publish_model(settings: SimulateSettings, directory: Directory, folder: ModelFolder) -> ModelCard:
+    """Tokenizer files go over a connection of their own, so that nothing waits behind them."""
+    ns, each = settings.mesh.ns, settings.each
+    runner = InstantRunner(each.simulated, each.num_blocks, each.block_size)
+    async with open_bus(settings.bus, f"{settings.name}-bulk") as bulk:
+        objects = await open_objects(bulk, settings.objects, subjects.objects_bucket(ns))
+        kv = kv_class(runner, simulated_digest(folder))
+        return await publish_model(directory, objects, ns, folder, kv)
+
+
+def _neighbours(card: ModelCard, wire: Wire) -> Neighbours:
+    """Who prefills for the workers of this process: those of it alone, since KV can come from no other."""
+    agents = Agents()
+
+    def can_move(worker: str, incarnation: str) -> bool:
+        agent = agents.card(worker, incarnation)
+        return agent is not None and wire.reaches(agent)
+
+    return Neighbours(PrefillView(card.name, can_move), agents)
 
 
 class Crowd:
