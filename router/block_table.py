@@ -92,7 +92,8 @@ class BlockTable:
         self._has_spilled = np.zeros(num_buckets, np.bool_)
 
     def _find_spilled(self, keys: Keys, buckets: Keys, positions: Positions) -> None:
-        for row in ((positions < 0) & self._has_spilled[buckets]).nonzero()[0].tolist():
+        absent = (positions < 0).nonzero()[0]
+        for row in absent[self._has_spilled[buckets[absent]]].tolist():
             positions[row] = self._spilled.get(int(keys[row]), -1)
 
     def _try_insert(self, keys: Keys, positions: Positions, absent: Positions) -> Positions:

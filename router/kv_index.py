@@ -135,7 +135,7 @@ class KvIndex:
         held, start, reaches = EVERYBODY, 0, []
         size = FIRST_LOOK
         while start < len(keys) and held:
-            numbers = self._table.values[self._table.find(keys[start : start + size])]
+            numbers = self._table.values.take(self._table.find(keys[start : start + size]))
             changes = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
             for place in (0, *changes.tolist()):
                 still = held & self._sets.masks[numbers[place]]
