@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,11 @@ class Reading:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    @property
+    def took_s(self) -> float:
+        """Endless while it has not ended."""
+        return math.inf if self.ended_s is None else self.ended_s - self.began_s
 
     @property
     def is_whole(self) -> bool:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 
 from services.child import end_child, spawn_child
 from services.directory import DirectorySettings, open_directory
@@ -91,12 +92,15 @@ class MortalMesh:
             os.kill(pid, signum)
 
     def kill(self, *names: str) -> None:
+        """On return they are gone, and so are their connections."""
+        pids = [self.running.pids[name] for name in names]
         self.signal(signal.SIGKILL, *names)
+        self.running.wait_until("they are gone", lambda: not any(map(psutil.pid_exists, pids)))
 
     def wait_back(self, before: dict[str, int], *names: str) -> None:
         """Each of `names` leads another life than in `before`, and is ready."""
         self.running.wait_until(
-            f"{', '.join(names)} are back", lambda: all(self._is_back(before, name) for name in names), 30
+            f"{', '.join(names)} are back", lambda: all(self._is_back(before, name) for name in names), 60
         )
 
     def _is_back(self, before: dict[str, int], name: str) -> bool:

@@ -1,12 +1,13 @@
 """The prefill worker is killed before, during and after its compute: the answer comes, right and in time."""
 
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.mesh.deaths.crowd import Crowd
-from tests.mesh.deaths.mortal_mesh import MortalMesh, run_mortal_mesh
+from tests.mesh.deaths.mortal_mesh import MortalMesh, run_mortal_mesh, seconds_since
 from tests.tiny_model import write_tiny_llama
 
 VICTIM = "prefill-0"
@@ -14,8 +15,8 @@ PUSHED = "kvmesh_kv_bytes_pushed_total"
 NUM_TOKENS = 150
 SENTENCE = "a small fox lived beside a quiet river; "
 NUM_SENTENCES = 60
-ANSWER_S = 15.0
-"""What a grant waits for its taker, a lost worker's silence, the prompt's prefill at its owner, and air."""
+NOTICE_S = 12.0
+"""What a grant waits for its taker, or a lost worker's silence, and air: then all is computed once more."""
 
 
 class Phase:
@@ -70,10 +71,12 @@ PHASES = {
 def check_answers(mesh: MortalMesh, crowds: list[Crowd], pids: dict[str, int]) -> None:
     """Right, and in time; and only the prefill worker was started again."""
     answers = [one for crowd in crowds for one in crowd.readings]
-    assert all(one.ended_s is not None and one.ended_s - one.began_s < ANSWER_S for one in answers)
     mesh.wait_back(pids, VICTIM)
     mesh.running.wait_at_rest()
+    began_s = time.monotonic()
     expected = mesh.undisturbed([one.prompt for one in answers], NUM_TOKENS)
+    limit_s = NOTICE_S + 2 * seconds_since(began_s)
+    assert [one for one in answers if one.took_s > limit_s] == []
     assert [wrong for crowd in crowds for wrong in crowd.wrongs(expected)] == []
     assert mesh.running.metric(VICTIM, "kvmesh_prefill_jobs_served_total") > 0, "the new one serves"
     assert {one for one, pid in mesh.running.pids.items() if pids[one] != pid} == {VICTIM}
@@ -97,7 +100,12 @@ def computing_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalM
     """One prefill and one decode worker that really compute, seconds for a prompt."""
     folder = tmp_path_factory.mktemp("computing")
     model = write_tiny_llama(folder / "wide", layers=8, hidden=512)
-    environ = {"KVMESH_WORKER_STEP_TOKENS": "64", "KVMESH_WORKER_PUSH_KIB": "1"}
+    environ = {
+        "KVMESH_WORKER_STEP_TOKENS": "64",
+        "KVMESH_WORKER_MAX_SEQUENCES": "8",
+        "KVMESH_WORKER_PUSH_KIB": "1",
+        "KVMESH_WORKER_NUM_BLOCKS": "512",
+    }
     with run_mortal_mesh(folder, model, environ=environ) as mesh:
         yield mesh
 

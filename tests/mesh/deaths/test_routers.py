@@ -9,6 +9,8 @@ NUM_CLIENTS = 16
 NUM_TOKENS = 20
 NUM_LONG_TOKENS = 200
 NUM_LATE = 12
+ROUTE_LIMIT_S = 6.0
+"""What a frontend waits for the answer of a router, before it asks another."""
 
 
 def test_a_router_dies_under_load_and_nobody_sees_an_error(mesh: MortalMesh) -> None:
@@ -22,8 +24,7 @@ def test_a_router_dies_under_load_and_nobody_sees_an_error(mesh: MortalMesh) -> 
         num_served = len(crowd.ended)
         mesh.running.wait_until("more are served", lambda: len(crowd.ended) >= num_served + 2 * NUM_CLIENTS)
     assert crowd.wrongs(expected) == []
-    took_s = [one.ended_s - one.began_s for one in crowd.ended if one.ended_s is not None]
-    assert max(took_s) < 10
+    assert max(one.took_s for one in crowd.readings) < ROUTE_LIMIT_S + 4
     assert {name for name, pid in mesh.running.pids.items() if pids[name] != pid} == {"router-0"}
 
 
