@@ -3,7 +3,7 @@
 from proto.errors import InvalidRequest, InvalidSetting, PromptTooLong
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.runner import Runner
-from workers.engine.sequence import SequenceKind, SequenceSpec
+from workers.engine.sequence import Sequence, SequenceKind, SequenceSpec
 
 
 def check_geometry(runner: Runner, settings: EngineSettings) -> None:
@@ -27,3 +27,13 @@ def check_spec(spec: SequenceSpec, settings: EngineSettings, context_tokens: int
     if spec.kind is SequenceKind.GENERATE and spec.max_tokens <= num_tokens - spec.num_prompt:
         reason = f"{spec.max_tokens} leaves nothing to generate"
         raise InvalidRequest(field="max_tokens", reason=reason)
+
+
+def check_growth(sequence: Sequence, tokens: list[int], settings: EngineSettings) -> None:
+    """Raises what `Engine.extend` says of tokens that cannot be those of a sequence that goes on."""
+    if any(not 0 <= token < settings.vocab_size for token in tokens):
+        raise InvalidRequest(field="tokens", reason=f"token ids are from 0 to {settings.vocab_size - 1}")
+    if len(sequence.tokens) + len(tokens) >= sequence.token_limit:
+        raise InvalidRequest(field="tokens", reason=f"{len(tokens)} more leave nothing to generate")
+    if sequence.spec.stop_tokens.intersection(tokens):
+        raise InvalidRequest(field="tokens", reason="a stop token is among them")

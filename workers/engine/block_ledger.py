@@ -3,7 +3,7 @@
 from workers.engine.block_pool import BlockPool
 from workers.engine.hash_chain import HashChain
 from workers.engine.prefix_cache import PrefixCache
-from workers.engine.sequence import Sequence
+from workers.engine.sequence import Sequence, SequenceState
 
 HASH_SLICE = 32
 """Blocks hashed at once while looking for a prefix: a cold prompt costs one slice, not its whole length."""
@@ -64,6 +64,14 @@ class BlockLedger:
         sequence.blocks.extend(blocks)
         sequence.num_computed = end
         self.store(sequence)
+
+    def settled(self, sequence: Sequence) -> list[int]:
+        """The blocks of `sequence` whose KV changes no more: full ones, and of a frozen one the last, too."""
+        is_frozen = sequence.state is SequenceState.FROZEN
+        num_computed = sequence.num_computed
+        return sequence.blocks[
+            : self.blocks_for(num_computed) if is_frozen else num_computed // self.block_size
+        ]
 
     def store(self, sequence: Sequence) -> None:
         """Offers the blocks that have become full of computed KV to the cache."""

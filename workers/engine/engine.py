@@ -23,17 +23,18 @@ from proto.errors import (
     to_fault,
 )
 from proto.events import KvEvent
-from workers.engine.admission import check_geometry, check_spec
+from workers.engine.admission import check_geometry, check_growth, check_spec
 from workers.engine.block_ledger import BlockLedger
 from workers.engine.computation import Computation
 from workers.engine.engine_load import EngineLoad
 from workers.engine.engine_settings import EngineSettings
+from workers.engine.freezer import Freezer
 from workers.engine.hash_chain import HashChain
 from workers.engine.outcome import Outcome, fail, take_in
 from workers.engine.rates import Rates
 from workers.engine.runner import Runner
 from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Sequence, SequenceSpec, SequenceState
+from workers.engine.sequence import Sequence, SequenceKv, SequenceSpec, SequenceState
 from workers.engine.step import EngineListener, SequenceProgress, StepOutput, StepPlan
 
 
@@ -49,6 +50,7 @@ class Engine:
         self._computation = Computation(runner, settings, listener, self.rates)
         self._ledger = BlockLedger(settings.num_blocks, settings.block_size)
         self._scheduler = Scheduler(settings, self._ledger)
+        self._freezer = Freezer(self._scheduler)
         self._sequences: dict[str, Sequence] = {}
         self._changed = threading.Condition(threading.Lock())
         self._change_listeners: list[Callable[[], None]] = []
@@ -58,6 +60,7 @@ class Engine:
         self._fault: Fault | None = None
         self._num_arrivals = 0
         self._num_steps = 0
+        self._computed_tokens = 0
         self._prompt_tokens = 0
 
     # The verbs: from any thread.
@@ -107,29 +110,46 @@ class Engine:
                 raise GrantRefused(job=sequence, reason="it awaits no KV")
             if not found.num_computed < end <= found.max_cached_tokens:
                 raise GrantRefused(job=sequence, reason=f"it has no use for tokens up to {end}")
+            if found.num_computed % self.settings.block_size:
+                raise GrantRefused(job=sequence, reason="its KV ends within a block")
             num_blocks = self._ledger.blocks_for(end) - len(found.blocks)
             if not self._scheduler.can_spare(num_blocks):
                 raise GrantRefused(job=sequence, reason="no blocks to spare")
             return self._ledger.pool.set_aside(num_blocks)
 
     def land(self, sequence: str, blocks: list[int], end: int) -> bool:
+        """As `lay`, and all that the sequence awaited: it is scheduled."""
+        with self._changed:
+            found = self._lay(sequence, blocks, end)
+            if found is not None:
+                self._make_schedulable(found)
+            return found is not None
+
+    def lay(self, sequence: str, blocks: list[int], end: int) -> bool:
         """The KV of the tokens from the claimed prefix to `end` lies in `blocks`: they become the sequence's.
 
-        False when it is gone or awaits nothing: the blocks remain the caller's.
+        It goes on awaiting; unless `end` lies within a block, more can be set aside. False when it is gone or
+        awaits nothing: the blocks remain the caller's.
 
         Raises:
             InternalFault: the blocks do not fit that range.
         """
         with self._changed:
+            return self._lay(sequence, blocks, end) is not None
+
+    def extend(self, sequence: str, tokens: list[int]) -> bool:
+        """Tokens that were generated for an awaiting sequence elsewhere. False when it is gone or awaits
+        nothing.
+
+        Raises:
+            InvalidRequest: no token of this model, or the sequence would have ended with them.
+        """
+        with self._changed:
             found = self._awaiting(sequence)
             if found is None:
                 return False
-            num_blocks = self._ledger.blocks_for(end) - len(found.blocks)
-            if not found.num_computed < end <= found.max_cached_tokens or len(blocks) != num_blocks:
-                raise InternalFault(reason=f"{len(blocks)} blocks do not hold {sequence} up to {end}")
-            self._ledger.land(found, blocks, end)
-            found.is_landed = True
-            self._make_schedulable(found)
+            check_growth(found, tokens, self.settings)
+            found.tokens.extend(tokens)
             return True
 
     def recall(self, sequence: str) -> bool:
@@ -160,6 +180,42 @@ class Engine:
                 self._end(found)
                 self._wake()
             return True
+
+    def freeze(self, sequence: str) -> bool:
+        """Stops a sequence once the running step has ended; the listener hears `is_frozen`, or how it ended.
+
+        It keeps its blocks, until it is thawed or cancelled. Asked twice, heard twice. False when it is gone.
+        """
+        with self._changed:
+            found = self._sequences.get(sequence)
+            if found is None or found.is_cancelled:
+                return False
+            self._freezer.ask(found)
+            self._wake()
+            return True
+
+    def thaw(self, sequence: str) -> bool:
+        """A frozen sequence goes on where it stands, one not frozen yet is not. False when it was not."""
+        with self._changed:
+            found = self._sequences.get(sequence)
+            has_thawed = found is not None and self._freezer.thaw(found)
+            self._wake()
+            return has_thawed
+
+    def pin_sequence(self, sequence: str, first: int) -> SequenceKv | None:
+        """Keeps the blocks of a sequence from number `first` on whose KV changes no more, until `unpin`.
+
+        One that waits gets the cached prefix that it would get at its turn. None when it is gone.
+        """
+        with self._changed:
+            found = self._sequences.get(sequence)
+            if found is None or found.is_cancelled:
+                return None
+            if found.state in (SequenceState.WAITING, SequenceState.FROZEN):
+                self._scheduler.claim(found)
+            blocks = self._ledger.settled(found)[first:]
+            self._ledger.pool.share(blocks)
+            return SequenceKv(list(found.tokens), found.num_computed, blocks)
 
     def release(self, sequence: str) -> bool:
         """Lets a held PREFILL go; its full blocks stay cached. False when there is no such held sequence."""
@@ -203,6 +259,7 @@ class Engine:
                 num_waiting=states[SequenceState.WAITING],
                 num_awaiting=states[SequenceState.AWAITING],
                 num_held=states[SequenceState.HELD],
+                num_frozen=states[SequenceState.FROZEN],
                 waiting_tokens=self._scheduler.count_waiting_tokens(),
                 total_blocks=pool.num_blocks,
                 free_blocks=pool.num_available,
@@ -214,6 +271,7 @@ class Engine:
                 hit_tokens=self._scheduler.hit_tokens,
                 prompt_tokens=self._prompt_tokens,
                 num_steps=self._num_steps,
+                computed_tokens=self._computed_tokens,
                 num_preemptions=self._scheduler.num_preemptions,
             )
 
@@ -236,7 +294,10 @@ class Engine:
         """Plans a step, to be handed to `end_step` before the next is begun. None: there is nothing to do."""
         with self._changed:
             self._planned_at = self._num_changes
+            frozen = self._freezer.freeze_asked()
             plan = self._scheduler.plan()
+        if frozen:
+            self._listener.on_step(StepOutput(frozen))
         if plan.is_empty:
             return None
         self._computation.begin()
@@ -251,6 +312,7 @@ class Engine:
         sampled = self._computation.run(plan)
         with self._changed:
             outcome = fail(plan) if sampled is None else take_in(plan, sampled, self._ledger)
+            self._computed_tokens += plan.num_tokens
             self._settle(outcome)
         if outcome.events:
             self._listener.on_step(StepOutput(outcome.events))
@@ -318,6 +380,17 @@ class Engine:
     def _awaiting(self, name: str) -> Sequence | None:
         found = self._sequences.get(name)
         return found if found is not None and found.state is SequenceState.AWAITING else None
+
+    def _lay(self, name: str, blocks: list[int], end: int) -> Sequence | None:
+        found = self._awaiting(name)
+        if found is None:
+            return None
+        num_blocks = self._ledger.blocks_for(end) - len(found.blocks)
+        if not found.num_computed < end <= found.max_cached_tokens or len(blocks) != num_blocks:
+            raise InternalFault(reason=f"{len(blocks)} blocks do not hold {name} up to {end}")
+        self._ledger.land(found, blocks, end)
+        found.is_landed = True
+        return found
 
     def _make_schedulable(self, sequence: Sequence) -> None:
         self._scheduler.enqueue(sequence)

@@ -12,13 +12,15 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
     Units: `waiting_tokens` tokens that wait to be prefilled here (not those of awaiting sequences, whose KV
     comes from elsewhere), `prefill_rate` tokens a second, `decode_step_s` seconds; 0 until measured.
-    `num_steps`, `num_preemptions`, `hit_tokens` and `prompt_tokens` count since the start.
+    `num_steps`, `computed_tokens` (each that went through the model), `num_preemptions`, `hit_tokens` and
+    `prompt_tokens` count since the start.
     """
 
     num_running: int
     num_waiting: int
     num_awaiting: int
     num_held: int
+    num_frozen: int
     waiting_tokens: int
     total_blocks: int
     free_blocks: int
@@ -30,4 +32,5 @@ class EngineLoad(msgspec.Struct, frozen=True):
     hit_tokens: int
     prompt_tokens: int
     num_steps: int
+    computed_tokens: int
     num_preemptions: int

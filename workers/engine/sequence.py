@@ -5,6 +5,8 @@
             ──────► AWAITING ─────────────────► WAITING ─────────────► RUNNING ─────────────────────► ENDED
           add ───────────────────────────────────►  ▲                  │  │                             ▲
                                                      └──── preempted ──┘  └── PREFILL, all computed ──► HELD
+                     freeze            thaw
+   any of the three ───────► FROZEN ─────────► WAITING
 ```
 """
 
@@ -31,6 +33,7 @@ class SequenceState(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     HELD = "held"
+    FROZEN = "frozen"
     ENDED = "ended"
 
 
@@ -52,6 +55,17 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     stop_tokens: frozenset[int]
     salt: bytes
     priority: int = 0
+
+
+class SequenceKv(msgspec.Struct, frozen=True):
+    """A sequence as whoever goes on with it elsewhere needs it: all its tokens, and where their KV lies.
+
+    The KV of its first `num_computed` tokens is computed; `blocks` are those that were asked for.
+    """
+
+    tokens: list[int]
+    num_computed: int
+    blocks: list[int]
 
 
 class Sequence(msgspec.Struct, eq=False):

@@ -44,7 +44,8 @@ class StepPlan(msgspec.Struct, eq=False):
 class SequenceProgress(msgspec.Struct, frozen=True):
     """What a step did for one sequence: new tokens, its one end, or a PREFILL that is complete and held.
 
-    At most one of `finish`, `fault` and `is_held` is set. After the first two the engine has forgotten it.
+    At most one of `finish`, `fault`, `is_held` and `is_frozen` is set. After the first two the engine has
+    forgotten it; the last says, between two steps, that it got all its tokens before and gets no more.
     """
 
     sequence: str
@@ -52,6 +53,7 @@ class SequenceProgress(msgspec.Struct, frozen=True):
     finish: Literal["stop", "length"] | None = None
     fault: Fault | None = None
     is_held: bool = False
+    is_frozen: bool = False
 
 
 class StepOutput(msgspec.Struct, frozen=True):

@@ -73,6 +73,7 @@ class Record:
     finishes: dict[str, str] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
+    frozen: set[str] = field(default_factory=set)
     layers: list[tuple[str, int, int, list[int], int, int]] = field(default_factory=list)
 
     def on_step(self, output: StepOutput) -> None:
@@ -86,6 +87,8 @@ class Record:
                 self.faults[event.sequence] = event.fault
             if event.is_held:
                 self.held.append(event.sequence)
+            if event.is_frozen:
+                self.frozen.add(event.sequence)
 
     def on_layers(
         self, sequence: str, start: int, end: int, blocks: list[int], *, first_layer: int, num_layers: int
@@ -130,5 +133,7 @@ class Desk:
         self.check()
         load = self.engine.load()
         assert load.free_blocks == load.total_blocks
-        assert load.num_running == load.num_waiting == load.num_awaiting == load.num_held == 0
+        assert (
+            load.num_running == load.num_waiting == load.num_awaiting == load.num_held == load.num_frozen == 0
+        )
         assert load.waiting_tokens == load.active_blocks == load.set_aside_blocks == 0

@@ -1,5 +1,6 @@
 """Any mix of the engine's verbs, step by step: no block is lost, no token is wrong, everybody ends."""
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -106,6 +107,72 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.aside)
     @rule(data=st.data())
+    def lay(self, data: st.DataObject) -> None:
+        """A part of what is awaited; after a part that ends within a block no other can follow."""
+        name = data.draw(st.sampled_from(sorted(self.aside)))
+        blocks, start, end = self.aside.pop(name)
+        self.desk.runner.fill(blocks, self.specs[name].tokens[:end], start)
+        if self.engine.lay(name, blocks, end):
+            self.awaiting[name] = end
+        else:
+            assert name not in self.awaiting
+            self.orphans.append(blocks)
+
+    @precondition(lambda self: self.awaiting)
+    @rule(data=st.data(), num_tokens=st.integers(1, 8))
+    def extend(self, data: st.DataObject, num_tokens: int) -> None:
+        """By tokens that it would have sampled itself, but never to its end."""
+        name = data.draw(st.sampled_from(sorted(self.awaiting)))
+        spec = self.specs[name]
+        if spec.kind is SequenceKind.PREFILL:
+            return
+        tokens = expect_tokens(spec, 40)[0][:-1][:num_tokens]
+        if tokens and name not in self.aside:
+            assert self.engine.extend(name, tokens)
+            grown = msgspec.structs.replace(spec, tokens=spec.tokens + tokens)
+            self.specs[name] = grown
+
+    @precondition(lambda self: self.specs)
+    @rule(data=st.data())
+    def freeze(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.specs)))
+        self._freeze(name)
+        self.engine.step_once()
+
+    @precondition(lambda self: self.specs)
+    @rule(data=st.data())
+    def freeze_in_mid_step(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.specs)))
+        self.desk.runner.during = lambda: self._freeze(name)
+        self.engine.step_once()
+        self.desk.runner.during = None
+
+    @precondition(lambda self: self.desk.record.frozen)
+    @rule(data=st.data())
+    def thaw(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.desk.record.frozen)))
+        assert self.engine.thaw(name)
+        assert not self.engine.thaw(name)
+        self.desk.record.frozen.discard(name)
+
+    @precondition(lambda self: self.specs)
+    @rule(data=st.data(), first=st.integers(0, 3))
+    def pin_sequence(self, data: st.DataObject, first: int) -> None:
+        """What is pinned is the KV of its tokens, and stays so whatever becomes of the sequence."""
+        name = data.draw(st.sampled_from(sorted(self.specs)))
+        kv = self.engine.pin_sequence(name, first)
+        if kv is None:
+            assert self._is_over(name)
+            return
+        assert not self._is_over(name)
+        whole = self.engine.block_table(name)[:first] + kv.blocks
+        num_tokens = min(kv.num_computed, len(whole) * 4) if kv.blocks else 0
+        assert self.desk.runner.holds(whole, kv.tokens[:num_tokens])
+        assert len(kv.blocks) >= kv.num_computed // 4 - first
+        self.pins.append(kv.blocks)
+
+    @precondition(lambda self: self.aside)
+    @rule(data=st.data())
     def land(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.aside)))
         blocks, start, end = self.aside.pop(name)
@@ -152,8 +219,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def blocks_events_and_kv_are_right(self) -> None:
+        for name in self.desk.record.frozen:
+            self.awaiting.pop(name, None)
         self.desk.check([block for blocks in self.pins for block in blocks])
         load = self.engine.load()
+        assert load.num_frozen == len(self.desk.record.frozen)
         lent = [*self.orphans, *(blocks for blocks, _, _ in self.aside.values())]
         assert load.set_aside_blocks == sum(map(len, lent))
         assert load.total_blocks == load.free_blocks + load.active_blocks + load.set_aside_blocks
@@ -171,6 +241,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.give_back(blocks)
         for blocks in self.pins:
             self.engine.unpin(blocks)
+        for name in self.desk.record.frozen:
+            self.engine.thaw(name)
         for name in self.awaiting:
             self.engine.recall(name)
         self.orphans, self.aside, self.pins, self.awaiting = [], {}, [], {}
@@ -188,7 +260,7 @@ class EngineMachine(RuleBasedStateMachine):
             cached = self.engine.add(spec, await_kv=awaits)
         except Overloaded:
             load = self.engine.load()
-            assert load.num_waiting + load.num_awaiting + load.num_held >= 8
+            assert load.num_waiting + load.num_awaiting + load.num_held + load.num_frozen >= 8
             return
         assert cached >= matched
         self.specs[spec.sequence] = spec
@@ -196,13 +268,21 @@ class EngineMachine(RuleBasedStateMachine):
             self.awaiting[spec.sequence] = cached
 
     def _cancel(self, name: str) -> None:
-        record = self.desk.record
-        over = name in self.gone | self.released or name in record.finishes or name in record.faults
+        record, over = self.desk.record, self._is_over(name)
         assert self.engine.cancel(name) is not over
         assert not self.engine.cancel(name)
         if not over:
             self.gone.add(name)
             self.awaiting.pop(name, None)
+            record.frozen.discard(name)
+
+    def _freeze(self, name: str) -> None:
+        """One that awaited KV awaits it no more, once it is frozen."""
+        assert self.engine.freeze(name) is not self._is_over(name)
+
+    def _is_over(self, name: str) -> bool:
+        record = self.desk.record
+        return name in self.gone | self.released or name in record.finishes or name in record.faults
 
     def _held(self) -> list[str]:
         return [each for each in self.desk.record.held if each not in self.released | self.gone]
@@ -211,7 +291,8 @@ class EngineMachine(RuleBasedStateMachine):
         """Nothing to do is an answer only if nobody waits, or blocks are lent out of the engine's hands."""
         load = self.engine.load()
         if load.num_running + load.num_waiting:
-            assert load.num_awaiting + load.num_held + load.set_aside_blocks + sum(map(len, self.pins))
+            lent = load.set_aside_blocks + sum(map(len, self.pins))
+            assert load.num_awaiting + load.num_held + load.num_frozen + lent
 
 
 EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
