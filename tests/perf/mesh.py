@@ -1,7 +1,11 @@
 """What the mesh costs around an engine that costs nothing: latency alone, throughput at 32 and 256 streams.
 
-Run: `python -m tests.perf.mesh`. The simulated engine takes no time; 200 tokens in, 64 out, distinct prompts,
-every token its own event. CPU time is read from /proc for each kind of process.
+Run: `python -m tests.perf.mesh`. 200 tokens in, 64 out, distinct prompts, every token its own event. CPU time
+is read from /proc for each kind of process.
+
+The simulated engine takes no time, so most tokens of an answer are there before the first can be sent, and
+leave together. How tokens travel one by one is shown with an engine that takes `PACED_STEP_S` a step: under
+`paced`, where ITL above the step's time is the mesh's.
 """
 
 import json
@@ -20,6 +24,8 @@ NUM_WORDS = 170  # with the chat template about 200 tokens of the default model
 NUM_TOKENS = 64
 ALONE = 100
 STREAMS = {"32": 1500, "256": 2500}
+PACED_STEP_S = 0.05
+PACED_STREAMS = {"32": 96, "256": 768}
 ENGINE = {
     "KVMESH_SIMULATED_STEP_S": "0",
     "KVMESH_SIMULATED_SEQUENCE_S": "0",
@@ -71,17 +77,29 @@ def measure(mesh: RunningMesh, num_streams: int, num_requests: int, seed: int) -
     return found
 
 
+KEYS = ("requests_per_s", "tokens_per_s", "itl_ms_p99", "tokens_per_write", "cpu_us_per_token")
+
+
+def measure_crowds(mesh: RunningMesh, streams: dict[str, int]) -> dict[str, dict[str, object]]:
+    """Each key of a reading, by the number of streams."""
+    found = {name: measure(mesh, int(name), num, 2) for name, num in streams.items()}
+    return {key: {name: of_crowd[key] for name, of_crowd in found.items()} for key in KEYS}
+
+
 def main() -> None:
     model = str(resolve_model("smollm2-135m").path)
+    flags = ("--engine", "simulated", "--prefill", "0")
     with tempfile.TemporaryDirectory() as folder:
-        flags = ("--engine", "simulated", "--prefill", "0")
-        with run_mesh(Path(folder), model, *flags, environ=ENGINE) as mesh:
+        with run_mesh(Path(folder, "free"), model, *flags, environ=ENGINE) as mesh:
             measure(mesh, 8, 100, 0)  # warm up
             alone = measure(mesh, 1, ALONE, 1)
-            crowds = {name: measure(mesh, int(name), num, 2) for name, num in STREAMS.items()}
-    keys = ("requests_per_s", "tokens_per_s", "itl_ms_p99", "tokens_per_write", "cpu_us_per_token")
-    line = {key: alone[key] for key in ("ttft_ms_p50", "answer_ms_p50")}
-    print(json.dumps(line | {key: {name: found[key] for name, found in crowds.items()} for key in keys}))
+            line: dict[str, object] = {key: alone[key] for key in ("ttft_ms_p50", "answer_ms_p50")}
+            line |= measure_crowds(mesh, STREAMS)
+        paced = ENGINE | {"KVMESH_SIMULATED_STEP_S": str(PACED_STEP_S), "KVMESH_WORKER_MAX_SEQUENCES": "256"}
+        with run_mesh(Path(folder, "paced"), model, *flags, environ=paced) as mesh:
+            measure(mesh, 8, 16, 0)
+            line["paced"] = {"step_ms": PACED_STEP_S * 1e3, **measure_crowds(mesh, PACED_STREAMS)}
+    print(json.dumps(line))
 
 
 if __name__ == "__main__":
