@@ -80,7 +80,7 @@ class Chooser:
         self._suspects: dict[str, float] = {}
 
     def suspect(self, worker: str) -> None:
-        """It did not answer: others are preferred for a moment."""
+        """It did not answer, or sent work elsewhere: others are preferred for a moment."""
         self._suspects[worker] = time.monotonic() + self._settings.suspect_s
 
     def try_choose(self, model: ModelCard, prompt: HashedPrompt, ask: Ask) -> Chosen | None:

@@ -8,7 +8,15 @@ import msgspec
 from proto.cards import ModelCard
 from proto.codec import encode
 from proto.control import Explained
-from proto.errors import DeadlineExceeded, Disconnected, KvmeshError, NoResponder, NoWorker, from_fault
+from proto.errors import (
+    DeadlineExceeded,
+    Disconnected,
+    GoElsewhere,
+    KvmeshError,
+    NoResponder,
+    NoWorker,
+    from_fault,
+)
 from proto.requests import (
     GENERATE_REPLIES,
     Choice,
@@ -121,23 +129,26 @@ class Forwarder:
     async def try_forward(self, pending: Pending, reservation: Reservation) -> Routed | None:
         """Offers the request to the reserved worker, and to others if it is refused; None when they are full.
 
+        Who is gone or going says so at once: however many leave together, the request goes on to who stays.
+
         Raises:
             KvmeshError: the last refusal; at once one that others would repeat.
         """
         exclude = set(pending.request.exclude)
         num_offers = 0
         while True:
-            num_offers += 1
             try:
                 return await self._offer(pending, reservation)
             except KvmeshError as error:
                 self._metrics.not_taken(error.code)
-                if isinstance(error, NoResponder):
-                    self._chooser.suspect(reservation.promise.worker)
-                elif not error.retriable or isinstance(error, Disconnected) or _has_expired(pending):
-                    raise
                 refusal = error
-            if num_offers >= self._settings.num_offers:
+            if isinstance(refusal, NoResponder | GoElsewhere):
+                self._chooser.suspect(reservation.promise.worker)
+            elif not refusal.retriable or isinstance(refusal, Disconnected):
+                raise refusal
+            else:
+                num_offers += 1
+            if num_offers >= self._settings.num_offers or _has_expired(pending):
                 raise refusal
             exclude.add(reservation.promise.worker)
             again = self._try_again(pending, exclude, refusal)

@@ -70,9 +70,12 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     offer_limit_s: Annotated[
         float, Meta(description="seconds a worker may take to accept a request", gt=0)
     ] = 1.0
-    num_offers: Annotated[int, Meta(description="workers that a request is offered to at most", ge=1)] = 4
+    num_offers: Annotated[
+        int,
+        Meta(description="workers that a request is offered to at most, those not counted that leave", ge=1),
+    ] = 4
     suspect_s: Annotated[
-        float, Meta(description="seconds that a worker which did not answer is avoided", ge=0)
+        float, Meta(description="seconds that a worker is avoided which did not answer, or is leaving", ge=0)
     ] = 2.0
     promise_ttl_s: Annotated[
         float, Meta(description="seconds that a choice counts which no report and no event confirms", gt=0)
