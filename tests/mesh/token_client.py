@@ -52,7 +52,13 @@ class TokenClient:
                     )
 
     async def ask(
-        self, model: str, prompt: Sequence[int], num_tokens: int, salt: str = "", temperature: float = 0.0
+        self,
+        model: str,
+        prompt: Sequence[int],
+        num_tokens: int,
+        salt: str = "",
+        temperature: float = 0.0,
+        limit_s: float = LIMIT_S,
     ) -> TokenAnswer:
         """Exactly `num_tokens` tokens for `prompt`, ends of sequence ignored."""
         request = GenerateRequest(
@@ -63,7 +69,7 @@ class TokenClient:
             pack_tokens(prompt),
             Sampling(temperature=temperature, seed=7),
             Stopping(max_tokens=num_tokens, ignore_eos=True),
-            LIMIT_S,
+            limit_s,
             salt=salt,
         )
         frames = self._frames[request.request] = asyncio.Queue()
@@ -72,7 +78,7 @@ class TokenClient:
         reply = ROUTE_REPLIES.decode(raw)
         assert not isinstance(reply, Refused), reply
         answer = TokenAnswer(worker=reply.decision.worker if isinstance(reply, Routed) else "")
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             while answer.end is None:
                 self._gather(answer, await frames.get(), began)
         acknowledge = Acknowledge([(request.request, 0)])

@@ -75,7 +75,8 @@ class Recompute:
         asks = row.asks
         if row.stop_at is not None:
             asks = self._stop(asks, self._run(prompts[0], asks).tokens, row.stop_at)
-        courses = [self._run(prompt, asks) for prompt in prompts]
+        by_prompt = {prompt: self._run(prompt, asks) for prompt in dict.fromkeys(prompts)}
+        courses = [by_prompt[prompt] for prompt in prompts]
         answer = Answer(
             [Text(course.text, course.finish) for course in courses],
             sum(map(len, prompts)),

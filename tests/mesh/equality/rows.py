@@ -76,10 +76,9 @@ TALK = [
     {"role": "user", "content": "And what did it look for, every morning?"},
 ]
 
-LONG_ANSWERS = [
-    Row("long answer", [some_tokens(98, 23)], Asks(120, temperature=0, ignore_eos=True)),
-    Row("long answer, seeded", [some_tokens(99, 24)], Asks(100, temperature=0.8, seed=9, ignore_eos=True)),
-]
+CROWD = Row("crowd", 20 * [some_tokens(5, 23)], Asks(136, temperature=0, ignore_eos=True))
+"""Sequences that are let in with a block each, and then grow beyond the pool: they share no full block."""
+
 ROWS = [
     Row("chat", [QUESTION], GREEDY, endpoint="chat/completions"),
     Row("longer chat", [TALK], GREEDY, endpoint="chat/completions"),
@@ -92,7 +91,7 @@ ROWS = [
     Row("one block and a token", [some_tokens(BLOCK + 1, 6)], GREEDY),
     Row("five blocks", [some_tokens(5 * BLOCK, 7)], GREEDY),
     Row("long", [some_tokens(100, 8)], GREEDY),
-    *LONG_ANSWERS,
+    Row("long answer", [some_tokens(98, 24)], Asks(48, temperature=0, ignore_eos=True)),
     Row("the limit", [some_tokens(CONTEXT - 1, 9)], GREEDY),
     Row("up to the limit", [some_tokens(CONTEXT - 11, 10)], Asks(temperature=0)),
     Row("one token", [some_tokens(50, 11)], ONE_TOKEN),

@@ -9,11 +9,9 @@ from proto.names import new_id
 from tests.mesh.equality.asking import Heard, ask
 from tests.mesh.equality.cells import Cell, Delivery, Load, Warmth
 from tests.mesh.equality.recompute import Expected
-from tests.mesh.equality.rows import BLOCK, LONG_ANSWERS, Tokens
+from tests.mesh.equality.rows import BLOCK, Tokens
 from tests.mesh.running_mesh import RunningMesh
 
-NUM_COPIES = 10
-"""Of each long answer, before all others, where the pool shall be too small for what it has let in."""
 LIMIT_S = 60.0
 
 
@@ -71,10 +69,9 @@ class Stage:
         self._url = mesh.url
         (self._model,) = mesh.models()
 
-    async def play(self, cell: Cell, table: list[Expected]) -> list[Told]:
-        """Asks every row of `table`; the answers in any order."""
-        crowd = [expected for expected in table if expected.row in LONG_ANSWERS]
-        before = NUM_COPIES * crowd if cell.load is Load.PREEMPTED else []
+    async def play(self, cell: Cell, table: list[Expected], crowd: Expected) -> list[Told]:
+        """Asks every row of `table`, where the pool shall be too small with `crowd` just before them."""
+        before = [crowd] if cell.load is Load.PREEMPTED else []
         asked = [(expected, new_id()) for expected in (*before, *table)]
         limits = httpx.Limits(max_connections=len(asked))
         async with httpx.AsyncClient(
