@@ -24,6 +24,13 @@ from typing import Literal
 
 from proto.codec import Decoder
 from proto.events import SnapshotPage
+from proto.hand_over import (
+    HandBack,
+    PinSequence,
+    SequencePinned,
+    TakenOver,
+    TakeOver,
+)
 from proto.jobs import PrefillJob
 from proto.requests import GenerateRequest, Refused
 from proto.streams import Frame
@@ -273,6 +280,9 @@ ControlRequest = (
     | ExplainRoute
     | AskAdmitted
     | SetSlowness
+    | PinSequence
+    | TakeOver
+    | HandBack
 )
 CONTROL_REQUESTS = Decoder[ControlRequest](ControlRequest)
 
@@ -288,5 +298,7 @@ ControlReply = (
     | Holdings
     | Explained
     | Admitted
+    | SequencePinned
+    | TakenOver
 )
 CONTROL_REPLIES = Decoder[ControlReply](ControlReply)

@@ -33,14 +33,22 @@ class Stopping(WireStruct, frozen=True):
     ignore_eos: bool = False
 
 
+class KvSource(WireStruct, frozen=True):
+    """Where an earlier attempt of the request runs, with its KV: an incarnation of a worker."""
+
+    worker: str
+    incarnation: str
+    attempt: int
+
+
 class GenerateRequest(WireStruct, frozen=True):
     """One attempt at a request.
 
     `prompt` and `generated` are packed tokens (see `tokens`); `generated` is what earlier attempts gave, and
     `offset` its length: the attempt's first frame begins there. `client` is the frontend whose stream subject
-    takes the frames. `exclude` names workers not to be chosen, `wanted_worker` the only
-    one that may be. The lowest `priority` goes first. Only a
-    frontend issues attempts.
+    takes the frames. `exclude` names workers not to be chosen, `wanted_worker` the only one that may be. The
+    lowest `priority` goes first. Only a frontend issues attempts. `source` runs the request now and hands it
+    over: such an attempt is sent or refused, never queued.
 
     Units: `deadline_s` seconds left for the whole request when this was sent.
     """
@@ -59,6 +67,7 @@ class GenerateRequest(WireStruct, frozen=True):
     priority: int = 0
     exclude: list[str] = []
     wanted_worker: str = ""
+    source: KvSource | None = None
 
 
 class Decision(WireStruct, frozen=True):

@@ -76,5 +76,14 @@ class LiveOffsets(WireStruct, frozen=True, tag="offsets"):
     offsets: list[LiveOffset]
 
 
-StreamMessage = StepFrames | LiveOffsets
+class PleaseMove(WireStruct, frozen=True, tag="please_move"):
+    """This worker is to let these attempts (request, attempt) go: send successors to others, naming it as the
+    source of their KV. Said again until they have gone; one that nobody takes ends here."""
+
+    worker: str
+    incarnation: str
+    attempts: list[tuple[str, int]]
+
+
+StreamMessage = StepFrames | LiveOffsets | PleaseMove
 STREAM_MESSAGES = Decoder[StreamMessage](StreamMessage)

@@ -141,6 +141,8 @@ class Intake:
             KvmeshError: the refusal.
         """
         pending = await self._admit(request)
+        if request.source is not None:
+            return await self._hand_over(pending)
         if not self._waitlist.has_line(request.model):
             reservation = self._forwarder.try_reserve(pending, request.exclude)
             self._metrics.decision_s.observe(time.monotonic() - pending.arrived_s)
@@ -150,6 +152,18 @@ class Intake:
                     return routed
         return self._waitlist.put(pending)
 
+    async def _hand_over(self, pending: Pending) -> Routed:
+        """Who asks is served already: it goes to a worker with room, or stays where it is.
+
+        Raises:
+            KvmeshError: the refusal.
+        """
+        reservation = self._forwarder.try_reserve(pending, pending.request.exclude)
+        routed = None if reservation is None else await self._forwarder.try_forward(pending, reservation)
+        if routed is None:
+            raise Overloaded(reason="no other worker has room for it", retry_after_s=RETRY_S)
+        return routed
+
     async def _admit(self, request: GenerateRequest) -> Pending:
         """The request with its model and its hashes, when it can be served at all.
 
@@ -158,7 +172,7 @@ class Intake:
         arrived_s = time.monotonic()
         model = await self._find_model(request.model)
         _check_prompt(request, model)
-        if self._waitlist.has_line(model.name):
+        if self._waitlist.has_line(model.name) and request.source is None:
             self._waitlist.check(model, Wish(request.priority, arrived_s, arrived_s + request.deadline_s))
         return Pending(
             request=request,

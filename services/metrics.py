@@ -7,6 +7,7 @@ Units: seconds, bytes, tokens, blocks and requests, as the end of the name says;
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.process_collector import ProcessCollector
@@ -139,9 +140,20 @@ class WorkerMetrics:
         prefills = metrics.counter("prefills_total", "prefills, by where they were done", ("where",))
         self.local_prefills = prefills.labels("local")
         self.remote_prefills = prefills.labels("remote")
+        self.hand_over_stop_s = metrics.histogram(
+            "hand_over_stop_seconds", "from a source's stop to its sequence's turn here", TTFT_BUCKETS_S
+        )
+        self._hand_overs = metrics.counter(
+            "hand_overs_total",
+            "sequences pulled or recomputed here after another worker, or that stayed here",
+            ("outcome",),
+        )
         self._jobs_failed = metrics.counter(
             "prefill_jobs_failed_total", "remote prefill jobs that were not done here, by why", ("reason",)
         )
+
+    def handed_over(self, outcome: Literal["pulled", "recomputed", "stayed"]) -> None:
+        self._hand_overs.labels(outcome).inc()
 
     def job_failed(self, reason: str) -> None:
         """`reason` is an error's code: a small, fixed set."""

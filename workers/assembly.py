@@ -21,10 +21,14 @@ from workers.neighbours import Neighbours
 from workers.outbox import Outbox
 from workers.prefill_desk import PrefillDesk
 from workers.reporter import Reporter
+from workers.roles.hand_over import HandOver
+from workers.roles.hand_over_giver import HandOverGiver
+from workers.roles.hand_over_taker import TakerTools
 from workers.roles.held_grants import HeldGrants
 from workers.roles.held_job import HolderTools
 from workers.roles.lender import Lender
 from workers.roles.patrol import Patrol
+from workers.roles.pinned_reads import PinnedReads
 from workers.roles.remote_prefill import RemotePrefillLimits, RemotePrefills
 from workers.roles.term import Term
 from workers.settings import WorkerSettings
@@ -62,6 +66,8 @@ class Parts:
     held: HeldGrants
     patrol: Patrol
     decode_desk: DecodeDesk
+    giver: HandOverGiver
+    hand_over: HandOver
     prefill_desk: PrefillDesk
     door: WorkerDoor
     reporter: Reporter
@@ -69,6 +75,7 @@ class Parts:
     def take_step(self, events: list[SequenceProgress]) -> None:
         """What the engine has done: to those whose sequences moved, and to the routers' view of the cache."""
         self.decode_desk.take_progress(events)
+        self.giver.note_step(events)
         self.publisher.note_step()
 
     def lose(self, process: str) -> None:
@@ -104,7 +111,13 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
         ns, engine, lender, view, control, ground.queue, limits, settings.asks_directly, tracing
     )
     rules = DecodeRules(settings.remote_min_tokens, settings.early_cancel_s)
-    decode_desk = DecodeDesk(term, ground.card, engine, outbox, view, remote, rules, tracing, ground.metrics)
+    reads = PinnedReads(engine, control, ground.transfers, ground.pool)
+    block_size = ground.pool.block_size
+    taker = TakerTools(term, engine, ground.peers, control, reads, block_size, ground.metrics)
+    decode_desk = DecodeDesk(
+        term, ground.card, engine, outbox, view, remote, taker, rules, tracing, ground.metrics
+    )
+    giver = HandOverGiver(engine, lender, decode_desk.served, settings.hand_over_wait_s)
     tools = HolderTools(
         term,
         engine,
@@ -112,6 +125,7 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
         ground.transfers,
         ground.peers,
         control,
+        reads,
         held,
         ground.pool,
         ground.card.kv_class.weights_digest,
@@ -125,9 +139,11 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
         held=held,
         patrol=Patrol(lender, control, settings.max_quarantine_s, on_overdue),
         decode_desk=decode_desk,
+        giver=giver,
+        hand_over=HandOver(decode_desk.served, outbox, ground.metrics),
         prefill_desk=prefill_desk,
         door=WorkerDoor(
-            term, decode_desk, prefill_desk, outbox, lender, held, publisher, ground.time, tracing
+            term, decode_desk, giver, prefill_desk, outbox, lender, held, publisher, ground.time, tracing
         ),
         reporter=Reporter(term, ground.card.name, engine, decode_desk, prefill_desk, lender, publisher),
     )
@@ -151,6 +167,11 @@ def observe(metrics: Metrics, ground: Ground, parts: Parts) -> None:
     )
     metrics.observe("engine_steps", "steps computed since the start", lambda: engine.load().num_steps)
     metrics.observe(
+        "computed_tokens",
+        "tokens that went through the model since the start",
+        lambda: engine.load().computed_tokens,
+    )
+    metrics.observe(
         "preemptions", "sequences that gave their blocks back", lambda: engine.load().num_preemptions
     )
     metrics.observe("attempts_served", "attempts taken and not ended", lambda: len(parts.decode_desk.served))
@@ -160,6 +181,7 @@ def observe(metrics: Metrics, ground: Ground, parts: Parts) -> None:
     metrics.observe(
         "grants", "grants given to others, those in quarantine included", lambda: len(lender.grants)
     )
+    metrics.observe("sequences_frozen", "sequences that another worker takes", lambda: parts.giver.num_frozen)
     metrics.observe("grants_held", "grants of others that may still be written here", lambda: len(parts.held))
     metrics.observe("pins", "pins given to others", lambda: len(lender.pins))
     metrics.observe("streams_kept", "streams kept for resends", lambda: len(parts.outbox))

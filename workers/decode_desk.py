@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from proto.cards import ModelCard
@@ -15,18 +14,19 @@ from proto.roles import Role
 from proto.tokens import pack_tokens
 from services.metrics import WorkerMetrics
 from services.tracing import Tracing
+from workers.early_cancels import EarlyCancels
 from workers.engine.engine import Engine
 from workers.engine.sequence import SequenceSpec
 from workers.engine.step import SequenceProgress
 from workers.outbox import Outbox
 from workers.request_spec import plan_sequence
+from workers.roles.hand_over_taker import TakerTools, Taking
 from workers.roles.owned_job import JobEnd, OwnedJob
 from workers.roles.prefill_view import PrefillView
 from workers.roles.remote_prefill import RemotePrefills
 from workers.roles.term import Term
 from workers.served import Served, ServedTable
 
-MAX_EARLY_CANCELS = 10_000
 MAX_DEADLINE_S = 86_400.0
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class DecodeRules:
 
 
 class DecodeDesk:
-    """Belongs to the event loop. `run` holds the tasks of remote prefills."""
+    """Belongs to the event loop. `run` holds the tasks of remote prefills and of hand-overs to here."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class DecodeDesk:
         outbox: Outbox,
         view: PrefillView,
         remote: RemotePrefills,
+        taker: TakerTools,
         rules: DecodeRules,
         tracing: Tracing,
         metrics: WorkerMetrics,
@@ -62,10 +63,11 @@ class DecodeDesk:
         self._outbox = outbox
         self._view = view
         self._remote = remote
+        self._taker = taker
         self._rules = rules
         self._tracing = tracing
         self._metrics = metrics
-        self._early_cancels: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._early_cancels = EarlyCancels(rules.early_cancel_s)
         self._group: asyncio.TaskGroup | None = None
         self.served = ServedTable()
         self.decisions: dict[str, int] = {}
@@ -93,7 +95,8 @@ class DecodeDesk:
         self._term.check_takes(Role.DECODE, routed.decision.epoch)
         if request.model != self._card.name:
             raise GoElsewhere(worker=self._term.worker, reason=f"its model is {self._card.name}")
-        if not self._outbox.has(request.request, request.attempt) and not self._was_cancelled(request):
+        is_known = self._outbox.has(request.request, request.attempt)
+        if not is_known and not self._early_cancels.has(request.request, request.attempt):
             self._begin(request)
 
     def _note(self, routed: RoutedRequest) -> None:
@@ -104,16 +107,48 @@ class DecodeDesk:
     def _begin(self, request: GenerateRequest) -> None:
         spec = plan_sequence(request, self._card)
         uncached = len(spec.tokens) - 1 - self._engine.match(spec.tokens, spec.salt)
-        is_remote = self._goes_remote(uncached)
-        cached = self._engine.add(spec, await_kv=is_remote)
+        is_moving = request.source is not None and self._group is not None
+        is_remote = not is_moving and self._goes_remote(uncached)
+        cached = self._engine.add(spec, await_kv=is_remote or is_moving)
         stream = self._outbox.open(request.request, request.attempt, request.client, request.offset)
         limit_s = min(request.deadline_s, MAX_DEADLINE_S)
         timer = asyncio.get_running_loop().call_later(limit_s, self._end_late, spec.sequence)
         served = Served(request, stream, min(cached, spec.num_prompt), timer, self._tracing.context())
         self.served.add(served)
         self._count(served, len(spec.tokens))
-        if is_remote:
-            self._send_prefill_away(served, spec, cached)
+        if is_moving:
+            self._take_over(served, spec, cached)
+        elif is_remote:
+            self._send_prefill_away(served, spec.tokens, cached)
+
+    def _take_over(self, served: Served, spec: SequenceSpec, cached: int) -> None:
+        request = served.request
+        assert self._group is not None and request.source is not None
+        taking = Taking(request.request, request.source, spec, cached, self._taker)
+        served.taking = taking
+        self._group.create_task(
+            self._await_sequence(served, spec, taking), name=f"take over {served.sequence}"
+        )
+
+    async def _await_sequence(self, served: Served, spec: SequenceSpec, taking: Taking) -> None:
+        """What its source generated goes out before anything that is generated here."""
+        taken = await taking.run()
+        if self.served.find(served.sequence) is not served:
+            return
+        served.note_taken(taken)
+        if taken.tokens:
+            served.first_s = time.monotonic()
+            self._outbox.add(served.stream, pack_tokens(taken.tokens), None, served.prefilled())
+        tokens = spec.tokens + taken.tokens
+        is_whole = taken.num_computed % self._card.kv_class.block_size == 0
+        if is_whole and self._goes_remote(len(tokens) - 1 - taken.num_computed):
+            self._send_prefill_away(served, tokens, taken.num_computed)
+        else:
+            self._engine.recall(served.sequence)
+        if taking.stopped_s:
+            self._metrics.hand_over_stop_s.observe(time.monotonic() - taking.stopped_s)
+            num_here = taken.num_computed
+            self._tracing.record("hand-over", taking.stopped_s, served.trace, num_computed=num_here)
 
     def _goes_remote(self, uncached: int) -> bool:
         """Short ones stay; so do all while no prefill worker is there, while the best has a longer queue than
@@ -125,17 +160,17 @@ class DecodeDesk:
         rate = self._engine.rates.prefill_rate
         return not rate or self._view.wait_s() <= uncached / rate
 
-    def _send_prefill_away(self, served: Served, spec: SequenceSpec, cached: int) -> None:
+    def _send_prefill_away(self, served: Served, tokens: list[int], cached: int) -> None:
         assert self._group is not None
         request = served.request
-        end = len(spec.tokens) - 1
+        end = len(tokens) - 1
         job = PrefillJob(
             job=new_id(),
             request=request.request,
             model=request.model,
             owner=self._term.worker,
             owner_incarnation=self._term.incarnation,
-            prompt=pack_tokens(spec.tokens[:end]),
+            prompt=pack_tokens(tokens[:end]),
             deadline_s=request.deadline_s,
             cached_tokens=cached,
             salt=request.salt,
@@ -163,7 +198,7 @@ class DecodeDesk:
         """What a step did: tokens go out, ends close their streams."""
         for event in events:
             served = self.served.find(event.sequence)
-            if served is not None:
+            if served is not None and not event.is_frozen:
                 self._take_one(served, event)
 
     def _take_one(self, served: Served, event: SequenceProgress) -> None:
@@ -207,7 +242,7 @@ class DecodeDesk:
         for served in self.served.attempts_up_to(request, attempt):
             self._end_cancelled(served)
         self._outbox.drop_up_to(request, attempt)
-        self._remember_cancel(request, attempt)
+        self._early_cancels.note(request, attempt)
 
     def clients(self) -> set[str]:
         """The frontends that streams of this worker go to."""
@@ -235,17 +270,5 @@ class DecodeDesk:
         self._engine.cancel(served.sequence)
         if served.job is not None:
             served.job.settle(JobEnd.CANCELLED)
-
-    def _remember_cancel(self, request: str, attempt: int) -> None:
-        now_s = time.monotonic()
-        known, _ = self._early_cancels.pop(request, (-1, 0.0))
-        self._early_cancels[request] = (max(known, attempt), now_s + self._rules.early_cancel_s)
-        while len(self._early_cancels) > MAX_EARLY_CANCELS or self._oldest_cancel_s() < now_s:
-            self._early_cancels.popitem(last=False)
-
-    def _oldest_cancel_s(self) -> float:
-        return next(iter(self._early_cancels.values()))[1]
-
-    def _was_cancelled(self, request: GenerateRequest) -> bool:
-        attempt, until_s = self._early_cancels.get(request.request, (-1, 0.0))
-        return request.attempt <= attempt and time.monotonic() < until_s
+        if served.taking is not None:
+            served.taking.stop()

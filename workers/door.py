@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import math
+from collections.abc import Coroutine
 
 from proto import control
 from proto.codec import decode, encode
 from proto.control import CONTROL_REQUESTS, ControlReply, ControlRequest
 from proto.errors import InternalFault, InvalidRequest, KvmeshError, to_fault
+from proto.hand_over import HandBack, PinSequence, TakeOver
 from proto.requests import Accepted, GenerateReply, Refused, RoutedRequest
 from services.bus import Delivery
 from services.tracing import Tracing
@@ -16,6 +18,7 @@ from workers.engine.simulated_model import SimulatedTime
 from workers.event_publisher import EventPublisher
 from workers.outbox import Outbox
 from workers.prefill_desk import PrefillDesk
+from workers.roles.hand_over_giver import HandOverGiver
 from workers.roles.held_grants import HeldGrants
 from workers.roles.lender import Lender
 from workers.roles.term import Term
@@ -32,6 +35,7 @@ class WorkerDoor:
         self,
         term: Term,
         decode_desk: DecodeDesk,
+        giver: HandOverGiver,
         prefill_desk: PrefillDesk,
         outbox: Outbox,
         lender: Lender,
@@ -42,6 +46,7 @@ class WorkerDoor:
     ) -> None:
         self._term = term
         self._decode_desk = decode_desk
+        self._giver = giver
         self._prefill_desk = prefill_desk
         self._outbox = outbox
         self._lender = lender
@@ -65,16 +70,33 @@ class WorkerDoor:
             log.error("the door is full; a message was dropped")
 
     async def run(self) -> None:
-        """Answer, one after the other, for ever."""
-        while True:
-            is_generate, delivery = await self._waiting.get()
-            if is_generate and delivery.is_expired:
-                continue  # its router has sent it elsewhere by now; what ends work is never too late
-            reply = self._answer_generate(delivery) if is_generate else self._answer_control(delivery)
-            try:
-                await delivery.respond(encode(reply))
-            except KvmeshError as error:
-                log.info("an answer was not sent", extra={"reason": str(error)})
+        """Answer, one after the other, for ever; what takes a while is answered beside the others."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                is_generate, delivery = await self._waiting.get()
+                if not is_generate:
+                    await self._take_control(delivery, group)
+                elif not delivery.is_expired:  # else its router has sent it elsewhere by now
+                    await self._respond(delivery, self._answer_generate(delivery))
+
+    async def _take_control(self, delivery: Delivery, group: asyncio.TaskGroup) -> None:
+        """What ends work is never too late."""
+        try:
+            request = CONTROL_REQUESTS.decode(delivery.payload)
+        except KvmeshError as error:
+            await self._respond(delivery, Refused(to_fault(error)))
+            return
+        lasting = self._begin(request)
+        if lasting is None:
+            await self._respond(delivery, self._answer_control(request))
+        else:
+            group.create_task(self._answer_later(delivery, lasting), name=f"answer {type(request).__name__}")
+
+    async def _respond(self, delivery: Delivery, reply: GenerateReply | ControlReply) -> None:
+        try:
+            await delivery.respond(encode(reply))
+        except KvmeshError as error:
+            log.info("an answer was not sent", extra={"reason": str(error)})
 
     def _answer_generate(self, delivery: Delivery) -> GenerateReply:
         try:
@@ -88,14 +110,32 @@ class WorkerDoor:
             return Refused(to_fault(InternalFault(reason=type(error).__name__)))
         return Accepted(self._term.worker)
 
-    def _answer_control(self, delivery: Delivery) -> ControlReply:
+    async def _answer_later(self, delivery: Delivery, lasting: Coroutine[None, None, ControlReply]) -> None:
+        reply: ControlReply
         try:
-            return self._serve(CONTROL_REQUESTS.decode(delivery.payload))
+            reply = await lasting
+        except KvmeshError as error:
+            reply = Refused(to_fault(error))
+        except Exception as error:
+            log.exception("a question could not be answered")
+            reply = Refused(to_fault(InternalFault(reason=type(error).__name__)))
+        await self._respond(delivery, reply)
+
+    def _answer_control(self, request: ControlRequest) -> ControlReply:
+        try:
+            return self._serve(request)
         except KvmeshError as error:
             return Refused(to_fault(error))
         except Exception as error:
             log.exception("a question could not be answered")
             return Refused(to_fault(InternalFault(reason=type(error).__name__)))
+
+    def _begin(self, request: ControlRequest) -> Coroutine[None, None, ControlReply] | None:
+        """What is waited for; None for all that is answered at once."""
+        match request:
+            case TakeOver():
+                return self._giver.give(request)
+        return None
 
     def _serve(self, request: ControlRequest) -> ControlReply:
         match request:
@@ -109,6 +149,8 @@ class WorkerDoor:
                 return self._lender.pin(request)
             case control.Unpin(pin):
                 return self._lender.unpin(pin)
+            case PinSequence():
+                return self._giver.pin(request)
             case control.TakeSnapshot(page, number):
                 return control.Snapshot(self._publisher.snapshot(page, number))
             case control.AskHoldings():
@@ -132,6 +174,8 @@ class WorkerDoor:
                 self._lender.end_grant(grant, "its holder gave it back")
             case control.GiveUp(job_id, reason):
                 self._lender.give_up(job_id, reason)
+            case HandBack(name, attempt):
+                self._giver.hand_back(name, attempt)
             case control.SetSlowness(slowness):
                 self._set_slowness(slowness)
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -15,7 +15,16 @@ from typing import TypeVar
 from proto import subjects
 from proto.codec import encode
 from proto.errors import InvalidRequest, KvmeshError, PayloadTooLarge
-from proto.streams import End, Frame, LiveOffset, LiveOffsets, Prefilled, StepFrames, StreamMessage
+from proto.streams import (
+    End,
+    Frame,
+    LiveOffset,
+    LiveOffsets,
+    PleaseMove,
+    Prefilled,
+    StepFrames,
+    StreamMessage,
+)
 from proto.tokens import TOKEN_BYTES
 from services.bus import Bus
 
@@ -23,7 +32,7 @@ OFFSETS_S = 1.0
 
 log = logging.getLogger(__name__)
 
-Item = TypeVar("Item", Frame, LiveOffset)
+Item = TypeVar("Item", Frame, LiveOffset, tuple[str, int])
 
 
 @dataclass(slots=True)
@@ -99,6 +108,14 @@ class Outbox:
         start = (offset - stream.base) * TOKEN_BYTES
         prefilled = stream.prefilled if offset == stream.base else None
         return Frame(request, attempt, offset, bytes(stream.tokens[start:]), stream.end, prefilled)
+
+    async def please_move(self, streams: Iterable[Outgoing]) -> None:
+        """Ask the readers of these streams to have them go on elsewhere."""
+        by_client: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        for stream in streams:
+            by_client[stream.client].append((stream.request, stream.attempt))
+        for client, attempts in by_client.items():
+            await self._send(client, self._wishes, attempts)
 
     def drop_ended(self, request: str, attempt: int) -> None:
         """Forget an acknowledged stream. One that has not ended is acknowledged by mistake, and stays."""
@@ -183,6 +200,9 @@ class Outbox:
 
     def _offsets(self, offsets: Sequence[LiveOffset]) -> StreamMessage:
         return LiveOffsets(self._worker, self._incarnation, list(offsets))
+
+    def _wishes(self, attempts: Sequence[tuple[str, int]]) -> StreamMessage:
+        return PleaseMove(self._worker, self._incarnation, list(attempts))
 
     async def _send(
         self, client: str, message: Callable[[Sequence[Item]], StreamMessage], items: Sequence[Item]

@@ -44,7 +44,7 @@ class Reporter:
             role=self._term.role,
             state=self._term.state,
             num_running=load.num_running,
-            num_waiting=load.num_waiting + load.num_awaiting,
+            num_waiting=load.num_waiting + load.num_awaiting + load.num_frozen,
             waiting_tokens=load.waiting_tokens,
             num_jobs=self._prefill_desk.num_jobs,
             job_tokens=self._prefill_desk.num_tokens,

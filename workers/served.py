@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from proto.errors import Fault
@@ -10,12 +11,14 @@ from proto.streams import End, Prefilled
 from services.tracing import TraceContext
 from workers.outbox import Outgoing
 from workers.request_spec import sequence_name
+from workers.roles.hand_over_taker import Taken, Taking
 from workers.roles.owned_job import OwnedJob
 
 
 @dataclass(slots=True)
 class Served:
-    """One attempt in the engine. `timer` ends it at its deadline; `trace` is where its spans belong.
+    """One attempt in the engine. `timer` ends it at its deadline; `trace` is where its spans belong. `taking`
+    is the hand-over by which it came, `origin` how its prompt was prefilled before that.
 
     Units: `began_s` and `first_s` on the monotonic clock.
     """
@@ -26,6 +29,8 @@ class Served:
     timer: asyncio.TimerHandle
     trace: TraceContext | None = None
     job: OwnedJob | None = None
+    taking: Taking | None = None
+    origin: Prefilled | None = None
     began_s: float = field(default_factory=time.monotonic)
     first_s: float = 0.0
 
@@ -33,7 +38,15 @@ class Served:
     def sequence(self) -> str:
         return sequence_name(self.request.request, self.request.attempt)
 
+    def note_taken(self, taken: Taken) -> None:
+        """Where its prompt was prefilled is what the client is told, not what of it was found here."""
+        self.origin = taken.prefilled
+        if taken.prefilled is not None:
+            self.cached_tokens = taken.prefilled.cached_tokens
+
     def prefilled(self) -> Prefilled:
+        if self.origin is not None and self.job is None:
+            return self.origin
         holder = self.job.landed_by if self.job is not None else ""
         return Prefilled(self.cached_tokens, "remote" if holder else "local", holder)
 
@@ -55,6 +68,7 @@ class ServedTable:
     def __init__(self) -> None:
         self._by_sequence: dict[str, Served] = {}
         self._by_request: dict[str, dict[int, Served]] = {}
+        self._drop_listeners: list[Callable[[Served], None]] = []
         self._emptied = asyncio.Event()
         self._emptied.set()
 
@@ -77,6 +91,12 @@ class ServedTable:
             del self._by_request[served.request.request]
         if not self._by_sequence:
             self._emptied.set()
+        for listener in self._drop_listeners:
+            listener(served)
+
+    def on_drop(self, listener: Callable[[Served], None]) -> None:
+        """`listener` is called with each attempt that is no longer served."""
+        self._drop_listeners.append(listener)
 
     async def wait_empty(self) -> None:
         await self._emptied.wait()

@@ -9,6 +9,7 @@ from contextlib import suppress
 from proto import subjects
 from proto.cards import WorkerCard
 from proto.errors import DeadlineExceeded, Disconnected, InternalFault
+from proto.hand_over import DrainMode
 from proto.roles import WorkerState
 from services.bus import Bus, Subscription, Wish
 from services.liveness import Beats, BeatSettings, send_beats
@@ -112,7 +113,7 @@ async def _leave(ground: Ground, parts: Parts, registration: Registration, beats
     try:
         async with asyncio.timeout(ground.settings.mesh.drain_limit_s):
             await _withdraw(registration)
-            await parts.decode_desk.served.wait_empty()
+            await parts.hand_over.run(DrainMode.MOVE, ground.settings.mesh.drain_limit_s)
             await parts.prefill_desk.wait_idle()
     except TimeoutError:
         log.info("what is left goes elsewhere", extra={"num_left": len(parts.decode_desk.served)})

@@ -68,6 +68,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_lent_share: Annotated[
         float, Meta(gt=0, le=1, description="share of the pool that may be granted or in quarantine")
     ] = 0.75
+    hand_over_wait_s: Annotated[
+        float, Meta(gt=0, description="seconds that a sequence stands still for a taker that is silent")
+    ] = 10.0
     max_quarantine_s: Annotated[
         float, Meta(gt=0, description="seconds in quarantine after which this worker starts anew")
     ] = 600.0

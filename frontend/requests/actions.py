@@ -2,15 +2,20 @@
 
 import msgspec
 
+from proto.requests import KvSource
 from proto.streams import Frame, LiveOffset
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Send an attempt to the routers, beginning at `offset`, never to a worker in `exclude`."""
+    """Send an attempt to the routers, beginning at `offset`, never to a worker in `exclude`.
+
+    `source` hands the request over to it.
+    """
 
     attempt: int
     offset: int
     exclude: tuple[str, ...]
+    source: KvSource | None = None
 
 
 class AskResend(msgspec.Struct, frozen=True):

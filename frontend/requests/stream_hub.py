@@ -30,8 +30,8 @@ from proto import subjects
 from proto.codec import encode
 from proto.errors import InternalFault, InvalidRequest, KvmeshError, Overloaded, from_fault
 from proto.reports import AnyBeat, LoadReport
-from proto.requests import ROUTE_REPLIES, GenerateRequest, Queued, Refused, Routed, RouteReply
-from proto.streams import STREAM_MESSAGES, LiveOffsets, StepFrames
+from proto.requests import ROUTE_REPLIES, GenerateRequest, KvSource, Queued, Refused, Routed, RouteReply
+from proto.streams import STREAM_MESSAGES, LiveOffsets, PleaseMove, StepFrames
 from proto.tokens import pack_tokens
 from services.bus import Bus, Delivery
 from services.liveness import Liveness
@@ -71,6 +71,7 @@ class LiveRequest:
             generated=pack_tokens(self.state.tokens),
             exclude=list(route.exclude),
             deadline_s=max(0.001, self.state.deadline_at - now),
+            source=route.source,
         )
 
 
@@ -184,10 +185,13 @@ class StreamHub:
     def _apply_message(self, payload: bytes) -> None:
         try:
             message = STREAM_MESSAGES.decode(payload)
-            if isinstance(message, StepFrames):
-                self._apply_frames(message)
-            else:
-                self._apply_offsets(message)
+            match message:
+                case StepFrames():
+                    self._apply_frames(message)
+                case LiveOffsets():
+                    self._apply_offsets(message)
+                case PleaseMove():
+                    self._apply_wishes(message)
         except InvalidRequest as error:
             log.warning("a message of a stream cannot be read: %s", error)
 
@@ -210,6 +214,16 @@ class StreamHub:
                 self._perform_stray(offset.request, answer_stray_offset(worker, offset))
             else:
                 self._apply(live, live.state.apply_offset(worker, offset, now))
+
+    def _apply_wishes(self, message: PleaseMove) -> None:
+        now, worker = time.monotonic(), message.worker
+        for request, attempt in message.attempts:
+            live = self._live.get(request)
+            if live is None:
+                self._perform_stray(request, (CancelAttempt(worker, attempt),))
+            else:
+                source = KvSource(worker, message.incarnation, attempt)
+                self._apply(live, live.state.apply_wish(source, now))
 
     def _apply(self, live: LiveRequest, actions: Actions) -> None:
         self._perform(live, actions)

@@ -10,17 +10,16 @@
 ```
 
 Every attempt begins at the tokens that are already here, so nothing of an older attempt is ever taken. Within
-an attempt only the next token is: repeated ones are skipped, later ones set aside while a resend is asked.
+an attempt only the next token is: repeated ones are skipped, later ones set aside while a resend is asked. A
+worker that is to let the request go may have a `successor` issued: it becomes the current attempt once its
+tokens reach as far as those that are here, or when the current one is lost.
 The machine knows no clock and no bus: every call brings `now` and returns what is to be done.
 """
-
-from enum import Enum, auto
 
 import msgspec
 
 from frontend.requests.actions import (
     AcknowledgeEnd,
-    Action,
     Actions,
     AskResend,
     CancelAttempt,
@@ -29,6 +28,8 @@ from frontend.requests.actions import (
     answer_stray_frame,
     answer_stray_offset,
 )
+from frontend.requests.attempt import Attempt, Phase
+from frontend.requests.successor import Successor, has_failed, reaches
 from proto.errors import (
     DeadlineExceeded,
     Disconnected,
@@ -39,6 +40,7 @@ from proto.errors import (
     WorkerLost,
     from_fault,
 )
+from proto.requests import KvSource
 from proto.streams import End, Frame, LiveOffset, Prefilled
 from proto.tokens import unpack_tokens
 
@@ -53,30 +55,6 @@ class StreamRules(msgspec.Struct, frozen=True):
     outage_s: float
     reroute_s: float
     max_lost: int
-
-
-class Phase(Enum):
-    PAUSED = auto()
-    ROUTING = auto()
-    QUEUED = auto()
-    SENT = auto()
-    ACCEPTED = auto()
-
-
-class Attempt(msgspec.Struct):
-    """The attempt that counts. `due_at` ends the wait of its phase; an empty name is one not known yet."""
-
-    number: int
-    base: int
-    phase: Phase
-    due_at: float
-    worker: str = ""
-    router: str = ""
-    heard_at: float = 0.0
-    is_asking: bool = False
-    wants_resend: bool = False
-    ask_at: float = 0.0
-    failing_since: float | None = None
 
 
 Outcome = End | KvmeshError
@@ -107,6 +85,8 @@ class StreamState:
         self._pause_s = 0.0
         self._was_accepted = False
         self._current = Attempt(0, 0, Phase.PAUSED, now)
+        self._successor: Successor | None = None
+        self._last_number = 0
 
     @property
     def attempt(self) -> int:
@@ -123,18 +103,15 @@ class StreamState:
     # What the router says.
 
     def apply_routed(self, attempt: int, worker: str, now: float) -> Actions:
-        current = self._current
-        if attempt != current.number or (self.outcome is not None and current.phase is Phase.ROUTING):
+        found = self._find(attempt)
+        if found is None or (self.outcome is not None and found.phase is Phase.ROUTING):
             return (CancelAttempt(worker, attempt),)
-        if current.phase is Phase.ROUTING:
-            current.phase, current.worker = Phase.SENT, worker
-            current.due_at = now + self._rules.accept_s
-            return ()
-        return () if current.worker == worker else (CancelAttempt(worker, attempt),)
+        return found.apply_routed(worker, now + self._rules.accept_s)
 
     def apply_queued(self, attempt: int, router: str, wait_s: float, now: float) -> Actions:
         current = self._current
         if attempt != current.number or (self.outcome is not None and current.phase is Phase.ROUTING):
+            self._forget_successor(attempt)
             return (CancelQueued(router, attempt),)
         if current.phase is Phase.ROUTING:
             current.phase, current.router = Phase.QUEUED, router
@@ -144,6 +121,7 @@ class StreamState:
     def apply_route_failed(self, attempt: int, error: KvmeshError, now: float) -> Actions:
         """The routers refused, or none answered. A request that no worker had yet gets that as its answer."""
         current = self._current
+        self._forget_successor(attempt)
         if self.outcome is not None or attempt != current.number or current.phase is not Phase.ROUTING:
             return ()
         is_news = not self._was_accepted and not isinstance(error, GoElsewhere | DeadlineExceeded)
@@ -157,6 +135,8 @@ class StreamState:
 
     def apply_frame(self, worker: str, frame: Frame, now: float) -> Actions:
         current = self._current
+        if self._successor is not None and frame.attempt == self._successor.attempt.number:
+            return self._apply_frame_of_successor(self._successor, worker, frame, now)
         if self.outcome is not None or frame.attempt != current.number:
             return answer_stray_frame(worker, frame)
         if current.worker != worker or current.phase is not Phase.ACCEPTED:
@@ -168,6 +148,8 @@ class StreamState:
 
     def apply_offset(self, worker: str, live: LiveOffset, now: float) -> Actions:
         current = self._current
+        if self._successor is not None and live.attempt == self._successor.attempt.number:
+            return self._apply_offset_of_successor(self._successor, worker, live, now)
         if self.outcome is not None or live.attempt != current.number:
             return answer_stray_offset(worker, live)
         if current.phase is not Phase.ACCEPTED:
@@ -180,6 +162,18 @@ class StreamState:
         if live.offset > len(self.tokens) or live.has_ended:
             actions += self._ask(now)
         return actions
+
+    def apply_wish(self, source: KvSource, now: float) -> Actions:
+        """The worker of an attempt asks to be relieved of it."""
+        current = self._current
+        if self.outcome is not None or source.attempt < current.number:
+            return (CancelAttempt(source.worker, source.attempt),)
+        is_served_there = current.phase is Phase.ACCEPTED and current.worker == source.worker
+        if source.attempt != current.number or not is_served_there or self._successor is not None:
+            return ()
+        self._last_number += 1
+        self._successor = Successor.issue(self._last_number, len(self.tokens), source, now)
+        return self._successor.route(self._exclude)
 
     def apply_resent(self, worker: str, frame: Frame, now: float) -> Actions:
         current = self._current
@@ -210,7 +204,9 @@ class StreamState:
         current = self._current
         if self.outcome is not None:
             return ()
-        if current.worker == process and current.phase in (Phase.SENT, Phase.ACCEPTED):
+        if self._successor is not None and self._successor.attempt.is_with(process):
+            self._successor = None
+        if current.is_with(process):
             return self._lose(now)
         if current.router == process and current.phase is Phase.QUEUED:
             return self._move(Disconnected(peer=f"router {process}"), now)
@@ -225,6 +221,8 @@ class StreamState:
             return ()
         if now >= self.deadline_at:
             return self._give_up(DeadlineExceeded(what="the request", limit_s=self._limit_s))
+        if self._successor is not None and self._successor.is_overdue(now, self._rules.silence_s):
+            return self._drop_successor()
         if phase is Phase.ACCEPTED:
             if current.wants_resend or now - current.heard_at >= self._rules.silence_s:
                 return self._ask(now)
@@ -249,14 +247,8 @@ class StreamState:
         return (Route(self._current.number, len(self.tokens), self._exclude),)
 
     def _accept(self, worker: str, now: float) -> Actions:
-        """Binds the attempt to the first worker that shows work on it; another one named is cancelled."""
-        current = self._current
-        named = current.worker
-        current.phase, current.worker, current.heard_at = Phase.ACCEPTED, worker, now
         self._was_accepted = True
-        if named and named != worker:
-            return (CancelAttempt(named, current.number),)
-        return ()
+        return self._current.accept(worker, now)
 
     def _take(self, frame: Frame, now: float) -> Actions:
         if frame.offset > len(self.tokens):
@@ -318,7 +310,7 @@ class StreamState:
 
     def _move(self, reason: KvmeshError, now: float) -> Actions:
         """Leaves the current attempt behind: cancels it where it is known to be, and goes on elsewhere."""
-        behind = self._cancel_current()
+        behind = self._current.cancel()
         self._shun(self._current.worker)
         return behind + self._advance(reason, now)
 
@@ -332,8 +324,11 @@ class StreamState:
         if self.num_lost > self._rules.max_lost or now - self._trouble_since >= self._rules.reroute_s:
             return self._end(WorkerLost(num_lost=self.num_lost) if self.num_lost else reason)
         self._ahead.clear()
-        number, base = self._current.number + 1, len(self.tokens)
-        self._current = Attempt(number, base, Phase.PAUSED, now + self._pause_s)
+        if self._successor is not None:
+            self._current, self._successor = self._successor.attempt, None
+            return ()
+        self._last_number += 1
+        self._current = Attempt(self._last_number, len(self.tokens), Phase.PAUSED, now + self._pause_s)
         is_first = self._pause_s == 0.0
         self._pause_s = min(_LAST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
         return self._issue() if is_first else ()
@@ -343,21 +338,58 @@ class StreamState:
             self._exclude += (worker,)
 
     def _give_up(self, outcome: Outcome) -> Actions:
-        return self._cancel_current() + self._end(outcome)
+        return self._current.cancel() + self._end(outcome)
 
     def _end(self, outcome: Outcome) -> Actions:
         self.outcome = outcome
         self._ahead.clear()
-        return ()
+        return self._drop_successor()
 
-    def _cancel_current(self) -> Actions:
-        """Empty while the choice is not known: then the router's reply or the first frame is answered so."""
-        current = self._current
-        found: Action
-        if current.phase is Phase.QUEUED:
-            found = CancelQueued(current.router, current.number)
-        elif current.phase in (Phase.SENT, Phase.ACCEPTED):
-            found = CancelAttempt(current.worker, current.number)
-        else:
-            return ()
-        return (found,)
+    # The successor.
+
+    def _apply_frame_of_successor(
+        self, successor: Successor, worker: str, frame: Frame, now: float
+    ) -> Actions:
+        heard = successor.hear(worker, now)
+        if heard is None:
+            return answer_stray_frame(worker, frame)
+        if has_failed(frame):
+            self._successor = None
+            return (*heard, AcknowledgeEnd(worker, frame.attempt))
+        if not reaches(frame, len(self.tokens)):
+            return heard
+        return heard + self._relieve(successor) + self._take(frame, now)
+
+    def _apply_offset_of_successor(
+        self, successor: Successor, worker: str, live: LiveOffset, now: float
+    ) -> Actions:
+        """One that is ahead has begun in frames that were lost; one that has ended behind us has failed."""
+        heard = successor.hear(worker, now)
+        if heard is None:
+            return answer_stray_offset(worker, live)
+        if live.offset > len(self.tokens):
+            return heard + self._relieve(successor) + self._ask(now)
+        if live.has_ended:
+            self._successor = None
+            return (*heard, AcknowledgeEnd(worker, live.attempt))
+        return heard
+
+    def _relieve(self, successor: Successor) -> Actions:
+        behind = self._current.cancel()
+        self._current, self._successor = successor.attempt, None
+        self._ahead.clear()
+        return behind
+
+    def _forget_successor(self, attempt: int) -> None:
+        """It never came to a worker; the current attempt goes on as if it had not been issued."""
+        if self._successor is not None and self._successor.attempt.number == attempt:
+            self._successor = None
+
+    def _drop_successor(self) -> Actions:
+        successor, self._successor = self._successor, None
+        return () if successor is None else successor.attempt.cancel()
+
+    def _find(self, number: int) -> Attempt | None:
+        if self._successor is not None and self._successor.attempt.number == number:
+            return self._successor.attempt
+        return self._current if self._current.number == number else None

@@ -37,12 +37,13 @@ from proto.requests import (
     Decision,
     GenerateReply,
     GenerateRequest,
+    KvSource,
     RoutedRequest,
     Sampling,
     Stopping,
 )
 from proto.roles import Role
-from proto.streams import STREAM_MESSAGES, End, Frame, LiveOffset, StepFrames
+from proto.streams import STREAM_MESSAGES, End, Frame, LiveOffset, LiveOffsets, PleaseMove, StepFrames
 from proto.tokens import pack_tokens, unpack_tokens
 from services.admin import AdminSettings
 from services.bus import Bus, BusSettings, Delivery, Subscription, open_bus
@@ -115,12 +116,20 @@ class Fleet:
         """The last one started under this name."""
         return next(worker for worker in reversed(self.workers) if worker.name == name)
 
-    def start(self, name: str, role: Role, model: Path, host: str = "", **settings: Any) -> Worker:
+    def start(
+        self,
+        name: str,
+        role: Role,
+        model: Path,
+        host: str = "",
+        drain_limit_s: float = DRAIN_LIMIT_S,
+        **settings: Any,
+    ) -> Worker:
         """A worker that is still loading, see `wait_ready`; `host`: one of `tests.workers.hosts`."""
         port = reserve_port()
         life = WorkerSettings(
             mesh=MeshSettings(
-                ns=self.ns, beat_s=BEAT_S, lost_after_s=LOST_AFTER_S, drain_limit_s=DRAIN_LIMIT_S
+                ns=self.ns, beat_s=BEAT_S, lost_after_s=LOST_AFTER_S, drain_limit_s=drain_limit_s
             ),
             bus=BusSettings(url=self.nats.url),
             directory=DirectorySettings(endpoints=[self.etcd.url], lease_ttl_s=2),
@@ -201,13 +210,15 @@ class Stream:
 
 
 class Client:
-    """A router and a frontend in one. `offsets` are the last live offsets by request and attempt."""
+    """A router and a frontend in one. `offsets` are the last live offsets by request and attempt, `wishes`
+    what each worker that wants to let attempts go said last."""
 
     def __init__(self, bus: Bus, ns: str, model: str, name: str) -> None:
         self.name = name
         self.bus = bus
         self.reports: dict[str, LoadReport] = {}
         self.offsets: dict[tuple[str, int], LiveOffset] = {}
+        self.wishes: dict[str, PleaseMove] = {}
         self._ns = ns
         self._model = model
         self._streams: dict[tuple[str, int], Stream] = {}
@@ -226,6 +237,7 @@ class Client:
         deadline_s: float = 60.0,
         epoch: int = 1,
         sampling: Sampling | None = None,
+        source: KvSource | None = None,
     ) -> tuple[GenerateReply, Stream]:
         """What the worker says to a request, and the stream of what it sends."""
         before = generated or []
@@ -240,6 +252,7 @@ class Client:
             deadline_s=deadline_s,
             offset=len(before),
             generated=pack_tokens(before),
+            source=source,
         )
         stream = self.expect(worker, asked.request, attempt, len(before))
         self._number += 1
@@ -321,7 +334,9 @@ class Client:
                 stream = self._streams.get((frame.request, frame.attempt))
                 if stream is not None:
                     stream.take(frame)
-        else:
+        elif isinstance(message, PleaseMove):
+            self.wishes[message.worker] = message
+        elif isinstance(message, LiveOffsets):
             self.offsets = {(live.request, live.attempt): live for live in message.offsets}
         self._wake()
 

@@ -12,12 +12,12 @@ import logging
 from dataclasses import dataclass
 
 from proto.blockhash import block_hashes, block_salt
-from proto.control import AskGrant, Done, GiveUp, Granted, Pin, Pinned, Release, Unpin, Unpinned
-from proto.errors import DeadlineExceeded, GrantRefused, InvalidRequest, KvmeshError, PinLost
+from proto.control import AskGrant, Done, GiveUp, Granted, Pin, Pinned, Release
+from proto.errors import DeadlineExceeded, GrantRefused, InvalidRequest, KvmeshError
 from proto.events import pack_hashes
 from proto.jobs import PrefillJob
 from proto.layout import LayerRange, PoolLayout
-from proto.tokens import count_tokens, unpack_tokens
+from proto.tokens import TOKEN_BYTES, count_tokens, unpack_tokens
 from services.tracing import Tracing
 from workers.bridge import EngineBridge
 from workers.control_client import ControlClient
@@ -25,9 +25,9 @@ from workers.engine.engine import Engine
 from workers.engine.runner import SampleParams
 from workers.engine.sequence import SequenceKind, SequenceSpec
 from workers.roles.held_grants import HeldGrants
+from workers.roles.pinned_reads import PinnedReads
 from workers.roles.term import Term
 from workers.transfer.peers import Peer, Peers
-from workers.transfer.pull import pull_blocks
 from workers.transfer.push import Push
 from workers.transfer.transfers import Transfers
 
@@ -49,6 +49,7 @@ class HolderTools:
     transfers: Transfers
     peers: Peers
     control: ControlClient
+    reads: PinnedReads
     held: HeldGrants
     pool: PoolLayout
     weights_digest: str
@@ -211,53 +212,19 @@ class HeldJob:
 
         A pull that fails costs a computation, not the job.
         """
-        engine = self._tools.engine
         try:
-            blocks = engine.set_aside(self._sequence, wanted)
-        except GrantRefused as error:
-            log.info("no room for a pull; computing instead", extra={"reason": str(error)})
-            return cached
-        try:
-            await self._read_pinned(peer, cached // self._tools.pool.block_size, blocks)
+            pinned = await self._pin(wanted)
+            theirs = pinned.blocks[cached // self._tools.pool.block_size :]
+            await self._tools.reads.read(peer, pinned.pin, theirs, self._sequence, wanted)
         except KvmeshError as error:
             log.info("a pull failed; computing instead", extra={"job": self.job.job, "reason": str(error)})
-            engine.give_back(blocks)
             return cached
-        except BaseException:
-            engine.give_back(blocks)
-            raise
-        if engine.land(self._sequence, blocks, wanted):
-            return wanted
-        engine.give_back(blocks)
-        return cached
+        return wanted
 
-    async def _read_pinned(self, peer: Peer, skip: int, ours: list[int]) -> None:
-        """
-        Raises:
-            PinLost: the owner no longer has all of it, or did not keep it until the end.
-        """
-        size = self._tools.pool.block_size
-        end_bytes = (skip + len(ours)) * size * 4
-        hashes = block_hashes(self.job.prompt[:end_bytes], size, self._salt)
+    async def _pin(self, end: int) -> Pinned:
+        hashes = block_hashes(self.job.prompt[: end * TOKEN_BYTES], self._tools.pool.block_size, self._salt)
         pin = Pin(self._tools.term.worker, pack_hashes(hashes), PIN_TTL_S)
-        pinned = await self._tools.control.ask(self.job.owner, pin, Pinned, ASK_TIMEOUT_S)
-        theirs = pinned.blocks[skip : skip + len(ours)]
-        try:
-            if len(theirs) == len(ours):
-                await pull_blocks(peer, theirs, self._tools.pool, ours, self._tools.transfers)
-        finally:
-            was_held = await self._unpin(pinned.pin)
-        if len(theirs) != len(ours) or not was_held:
-            raise PinLost(pin=pinned.pin or "none")
-
-    async def _unpin(self, pin: str) -> bool:
-        if not pin:
-            return False
-        try:
-            reply = await self._tools.control.ask(self.job.owner, Unpin(pin), Unpinned, ASK_TIMEOUT_S)
-        except KvmeshError:
-            return False
-        return reply.was_held
+        return await self._tools.control.ask(self.job.owner, pin, Pinned, ASK_TIMEOUT_S)
 
     def _spec(self) -> SequenceSpec:
         return SequenceSpec(

@@ -138,12 +138,16 @@ class Lender:
         if not ask.ttl_s > 0:
             raise InvalidRequest(field="ttl_s", reason=f"{ask.ttl_s} s is no time to read in")
         blocks = self._engine.pin(unpack_hashes(ask.hashes))
+        return Pinned(self.pin_blocks(ask.reader, blocks, ask.ttl_s), blocks)
+
+    def pin_blocks(self, reader: str, blocks: list[int], ttl_s: float) -> str:
+        """Leave for `reader` to read blocks that the engine keeps already; no pin, when they are none."""
         if not blocks:
-            return Pinned("", [])
+            return ""
         pin = new_id()
-        self.pins.add(pin, ask.reader, blocks, min(ask.ttl_s, MAX_PIN_S))
+        self.pins.add(pin, reader, blocks, min(ttl_s, MAX_PIN_S))
         self._tell_leaves()
-        return Pinned(pin, blocks)
+        return pin
 
     def unpin(self, pin: str) -> Unpinned:
         held = self.pins.take(pin)

@@ -1,7 +1,9 @@
 """A model of workers, a router and a wire that loses, doubles, delays and reorders, for the stream machine.
 
-Every worker answers a request with the same tokens, as a seed makes real ones do. Faults are drawn from a
-hypothesis `data` strategy while a budget lasts; after that the wire is sound, so every run must end right.
+Every worker answers a request with the same tokens, as a seed makes real ones do. Some may want to let it go:
+then a successor's worker takes the tokens over, at a moment of its own, and its source stands still. Faults
+are drawn from a hypothesis `data` strategy while a budget lasts; after that the wire is sound, so every run
+must end right.
 """
 
 import heapq
@@ -20,6 +22,7 @@ from frontend.requests.actions import (
 )
 from frontend.requests.stream_state import StreamState
 from proto.errors import DeadlineExceeded, GoElsewhere, NoResponder, UnknownModel, to_fault
+from proto.requests import KvSource
 from proto.streams import End, Frame, LiveOffset
 from proto.tokens import pack_tokens
 
@@ -32,8 +35,10 @@ WORKERS = ("w0", "w1", "w2", "w3", "w4", "w5")
 class ModelAttempt:
     """What a worker knows of one attempt: its tokens are kept until the end is acknowledged."""
 
-    def __init__(self, number: int, offset: int) -> None:
+    def __init__(self, number: int, offset: int, source: KvSource | None) -> None:
         self.number = number
+        self.source = source
+        self.is_frozen = False
         self.base = offset
         self.offset = offset
         self.end: End | None = None
@@ -47,21 +52,34 @@ class ModelWorker:
         self.attempts: dict[int, ModelAttempt] = {}
         self.cancelled: set[int] = set()
 
-    def accept(self, number: int, offset: int) -> list[Frame]:
+    def accept(self, number: int, offset: int, source: KvSource | None) -> list[Frame]:
         if number in self.attempts or number in self.cancelled:
             return []
-        self.attempts[number] = ModelAttempt(number, offset)
+        self.attempts[number] = ModelAttempt(number, offset, source)
         return [Frame(REQUEST, number, offset)]
 
     def step(self, num_tokens: int) -> list[Frame]:
         frames = []
         for attempt in self.attempts.values():
-            if attempt.end is None:
+            if attempt.end is None and attempt.source is None and not attempt.is_frozen:
                 start, stop = attempt.offset, min(len(self.answer), attempt.offset + num_tokens)
                 attempt.offset = stop
                 attempt.end = End(finish="length") if stop == len(self.answer) else None
                 frames.append(self._frame(attempt, start))
         return frames
+
+    def freeze(self, number: int) -> ModelAttempt | None:
+        attempt = self.attempts.get(number)
+        if attempt is None or attempt.end is not None:
+            return None
+        attempt.is_frozen = True
+        return attempt
+
+    def take(self, attempt: ModelAttempt, offset: int) -> Frame:
+        """All that its source had is this one's."""
+        attempt.source, start = None, attempt.offset
+        attempt.offset = max(start, offset)
+        return self._frame(attempt, start)
 
     def resend(self, number: int, offset: int) -> Frame | None:
         attempt = self.attempts.get(number)
@@ -88,7 +106,16 @@ class ModelWorker:
 class ModelWire:
     """Carries out a machine's actions on model workers, and brings it what comes back, in a fault's order."""
 
-    def __init__(self, data: st.DataObject, state: StreamState, answer: list[int], num_faults: int) -> None:
+    def __init__(
+        self,
+        data: st.DataObject,
+        state: StreamState,
+        answer: list[int],
+        num_faults: int,
+        *,
+        has_leavers: bool = False,
+    ) -> None:
+        self.has_leavers = has_leavers
         self.data = data
         self.state = state
         self.workers = {name: ModelWorker(name, answer) for name in WORKERS}
@@ -125,10 +152,34 @@ class ModelWire:
         self._later(STEP_S, self._step)
         if self._fault("a worker dies") and self.num_deaths_left and len(self.workers) > 1:
             self._kill()
+        if self.has_leavers:
+            self._hand_over()
         for worker in list(self.workers.values()):
             for frame in worker.step(self._draw(1, 3)):
                 self._send_frame(worker.name, frame)
         self._do(self.state.apply_tick(self.now))
+
+    def _hand_over(self) -> None:
+        """Who serves may want to be relieved; takers take over, or never hear from their source and go on
+        from the tokens that they have. A source whose sequence nobody cancels goes on with it."""
+        if self.state.worker in self.workers and self._draw_often():
+            source = KvSource(self.state.worker, "life", self.state.attempt)
+            self._deliver(lambda: self._do(self.state.apply_wish(source, self.now)))
+        for worker in list(self.workers.values()):
+            for attempt in list(worker.attempts.values()):
+                if attempt.source is not None and attempt.end is None and self._draw_often():
+                    self._take(worker, attempt, attempt.source)
+
+    def _take(self, worker: ModelWorker, attempt: ModelAttempt, source: KvSource) -> None:
+        giver = self.workers.get(source.worker)
+        given = None if giver is None else giver.freeze(source.attempt)
+        if given is not None:
+            self._later(1.0, lambda: setattr(given, "is_frozen", False))
+        is_lost = given is None or self._fault("the take-over's answer is lost")
+        self._send_frame(worker.name, worker.take(attempt, 0 if is_lost or given is None else given.offset))
+
+    def _draw_often(self) -> bool:
+        return self.num_faults <= 0 or self.data.draw(st.booleans())
 
     def _beat(self) -> None:
         self._later(BEAT_S, self._beat)
@@ -200,7 +251,7 @@ class ModelWire:
             self._later(0.01, lambda: self._fail_route(number, refusal))
             return
         if not self._fault("it never hears of it"):
-            for frame in self.workers[name].accept(number, route.offset):
+            for frame in self.workers[name].accept(number, route.offset, route.source):
                 self._send_frame(name, frame)
         if self._fault("the router's answer is lost"):
             self._later(1.0, lambda: self._fail_route(number, DeadlineExceeded(what="route", limit_s=1.0)))

@@ -1,0 +1,101 @@
+"""How a running sequence moves from one decode worker to another, and who may be told to let go.
+
+```
+ source                       frontend                     taker
+   │ ── PleaseMove ────────────► │                            │
+   │                             │ ── route: the successor ─► │  accepts; tokens of the old attempt go on
+   │ ◄─ PinSequence(first) ────────────────────────────────── │
+   │ ── SequencePinned ─────────────────────────────────────► │  reads the bulk while the source decodes
+   │ ◄─ TakeOver(first) ───────────────────────────────────── │
+   │ ── TakenOver: all tokens, the last blocks ─────────────► │  the sequence is frozen at the source
+   │                             │ ◄────── the first tokens ─ │  reads them, and decodes
+   │ ◄──────────────── Cancel ── │                            │
+```
+
+The frontend decides: until the taker's tokens come, the old attempt counts, and a source whose frozen
+sequence nobody cancels thaws it. Both draw the same tokens, so nothing is lost or repeated whoever goes on.
+"""
+
+from enum import StrEnum
+
+from proto.streams import Prefilled
+from proto.struct import WireStruct
+
+
+class DrainMode(StrEnum):
+    """What becomes of running sequences: they end here, they move, or short ones end and the rest moves."""
+
+    FINISH = "finish"
+    MOVE = "move"
+    BOTH = "both"
+
+
+class PinSequence(WireStruct, frozen=True, tag="pin_sequence"):
+    """Taker -> source: keep the blocks of an attempt's sequence from number `first` on that are computed.
+
+    Units: `ttl_s` seconds until the pin ends by itself.
+    """
+
+    request: str
+    attempt: int
+    reader: str
+    first: int
+    ttl_s: float
+
+
+class SequencePinned(WireStruct, frozen=True, tag="sequence_pinned"):
+    """`blocks[i]` is block `first + i` of the sequence; none: no pin. Ended by `Unpin`."""
+
+    pin: str
+    blocks: list[int]
+
+
+class TakeOver(WireStruct, frozen=True, tag="take_over"):
+    """Taker -> source: stop, and say all. Asked twice, answered alike.
+
+    Units: `offset` counts the generated tokens that the taker has; the rest as in `PinSequence`.
+    """
+
+    request: str
+    attempt: int
+    reader: str
+    offset: int
+    first: int
+    ttl_s: float
+
+
+class TakenOver(WireStruct, frozen=True, tag="taken_over"):
+    """The sequence is frozen here until it is cancelled, handed back, or nobody has asked for a while.
+
+    `tokens` are the generated ones from the asked offset on, packed; the KV of the sequence's first
+    `num_computed` tokens is computed. Blocks as in `SequencePinned`, the last maybe begun only.
+    """
+
+    pin: str
+    blocks: list[int]
+    tokens: bytes
+    num_computed: int
+    prefilled: Prefilled
+
+
+class HandBack(WireStruct, frozen=True, tag="hand_back"):
+    """Taker -> source: go on with it; nobody does here."""
+
+    request: str
+    attempt: int
+
+
+class Drain(WireStruct, frozen=True, tag="drain"):
+    """Operator -> worker: take no new work, and let go of what runs. The answer comes once it is draining.
+
+    It stays so, alive and of no use, until `Undrain`. Units: `limit_s` seconds after which what nobody took
+    is let end where it is.
+    """
+
+    mode: DrainMode
+    limit_s: float
+    is_forced: bool = False
+
+
+class Undrain(WireStruct, frozen=True, tag="undrain"):
+    """Operator -> worker: take work again."""
