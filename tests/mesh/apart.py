@@ -69,7 +69,7 @@ class LoneProcess:
         )
 
 
-def start_alone(kind: str, name: str, folder: Path, nats: str, etcd: str, **settings: Any) -> LoneProcess:
+def start_alone(kind: str, name: str, folder: Path, nats: str, etcd: str, /, **settings: Any) -> LoneProcess:
     """A process that is told where NATS and etcd are, or will be; the caller closes its `process`."""
     port = reserve_port()
     log_path = folder / f"{name}.log"
