@@ -24,13 +24,7 @@ from typing import Literal
 
 from proto.codec import Decoder
 from proto.events import SnapshotPage
-from proto.hand_over import (
-    HandBack,
-    PinSequence,
-    SequencePinned,
-    TakenOver,
-    TakeOver,
-)
+from proto.hand_over import Drain, HandBack, PinSequence, SequencePinned, TakenOver, TakeOver, Undrain
 from proto.jobs import PrefillJob
 from proto.requests import GenerateRequest, Refused
 from proto.streams import Frame
@@ -283,6 +277,8 @@ ControlRequest = (
     | PinSequence
     | TakeOver
     | HandBack
+    | Drain
+    | Undrain
 )
 CONTROL_REQUESTS = Decoder[ControlRequest](ControlRequest)
 

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from proto.errors import InvalidSetting, KvmeshError
+from services.drain import drain
 from services.entry import KINDS, TRIAL_KINDS, ProcessEntry, find_entry
 from services.launcher.up_settings import UpSettings
 from services.process import EXIT_FAILED, EXIT_WRONG_SETTING, run_process
@@ -113,6 +114,7 @@ def pull(name: Annotated[str, typer.Argument(help="catalog name, hub name (org/n
     typer.echo(model.path)
 
 
+app.command("drain")(drain)
 app.command("replay")(replay)
 app.add_typer(trace_commands.app)
 

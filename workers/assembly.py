@@ -21,6 +21,7 @@ from workers.neighbours import Neighbours
 from workers.outbox import Outbox
 from workers.prefill_desk import PrefillDesk
 from workers.reporter import Reporter
+from workers.roles.drainer import Drainer
 from workers.roles.hand_over import HandOver
 from workers.roles.hand_over_giver import HandOverGiver
 from workers.roles.hand_over_taker import TakerTools
@@ -68,6 +69,7 @@ class Parts:
     decode_desk: DecodeDesk
     giver: HandOverGiver
     hand_over: HandOver
+    drainer: Drainer
     prefill_desk: PrefillDesk
     door: WorkerDoor
     reporter: Reporter
@@ -92,6 +94,7 @@ class Parts:
             "decode desk": self.decode_desk.run(),
             "prefill desk": self.prefill_desk.run(),
             "door": self.door.run(),
+            "drainer": self.drainer.run(),
         }
 
 
@@ -132,6 +135,8 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
         tracing,
     )
     prefill_desk = PrefillDesk(ns, ground.card.name, tools, ground.queue, settings.max_jobs, ground.metrics)
+    hand_over = HandOver(decode_desk.served, outbox, ground.metrics)
+    drainer = Drainer(term, hand_over, prefill_desk)
     return Parts(
         outbox=outbox,
         publisher=publisher,
@@ -140,10 +145,21 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
         patrol=Patrol(lender, control, settings.max_quarantine_s, on_overdue),
         decode_desk=decode_desk,
         giver=giver,
-        hand_over=HandOver(decode_desk.served, outbox, ground.metrics),
+        hand_over=hand_over,
+        drainer=drainer,
         prefill_desk=prefill_desk,
         door=WorkerDoor(
-            term, decode_desk, giver, prefill_desk, outbox, lender, held, publisher, ground.time, tracing
+            term,
+            decode_desk,
+            giver,
+            drainer,
+            prefill_desk,
+            outbox,
+            lender,
+            held,
+            publisher,
+            ground.time,
+            tracing,
         ),
         reporter=Reporter(term, ground.card.name, engine, decode_desk, prefill_desk, lender, publisher),
     )

@@ -9,7 +9,7 @@ from proto import control
 from proto.codec import decode, encode
 from proto.control import CONTROL_REQUESTS, ControlReply, ControlRequest
 from proto.errors import InternalFault, InvalidRequest, KvmeshError, to_fault
-from proto.hand_over import HandBack, PinSequence, TakeOver
+from proto.hand_over import Drain, HandBack, PinSequence, TakeOver, Undrain
 from proto.requests import Accepted, GenerateReply, Refused, RoutedRequest
 from services.bus import Delivery
 from services.tracing import Tracing
@@ -18,6 +18,7 @@ from workers.engine.simulated_model import SimulatedTime
 from workers.event_publisher import EventPublisher
 from workers.outbox import Outbox
 from workers.prefill_desk import PrefillDesk
+from workers.roles.drainer import Drainer
 from workers.roles.hand_over_giver import HandOverGiver
 from workers.roles.held_grants import HeldGrants
 from workers.roles.lender import Lender
@@ -36,6 +37,7 @@ class WorkerDoor:
         term: Term,
         decode_desk: DecodeDesk,
         giver: HandOverGiver,
+        drainer: Drainer,
         prefill_desk: PrefillDesk,
         outbox: Outbox,
         lender: Lender,
@@ -47,6 +49,7 @@ class WorkerDoor:
         self._term = term
         self._decode_desk = decode_desk
         self._giver = giver
+        self._drainer = drainer
         self._prefill_desk = prefill_desk
         self._outbox = outbox
         self._lender = lender
@@ -135,6 +138,10 @@ class WorkerDoor:
         match request:
             case TakeOver():
                 return self._giver.give(request)
+            case Drain():
+                return self._drainer.drain(request)
+            case Undrain():
+                return self._drainer.undrain()
         return None
 
     def _serve(self, request: ControlRequest) -> ControlReply:

@@ -18,6 +18,7 @@ from services.tasks import open_tasks
 from workers.assembly import Ground, Parts
 from workers.engine.step import SequenceProgress
 from workers.registration import Registration
+from workers.roles.term import Term
 
 GIVE_BACK_S = 1.0
 LINGER_S = 0.5
@@ -53,6 +54,7 @@ async def serve(
             parts.publisher.on_change(beats.hurry)
             await registration.publish_agent()
             await registration.publish(term)
+            parts.drainer.connect(lambda: _announce(term, registration, beats))
             on_ready()
             await shutdown.wait()
             await _leave(ground, parts, registration, beats)
@@ -103,6 +105,11 @@ async def _subscribe(bus: Bus, ns: str, worker: str, parts: Parts) -> list[Subsc
 def _take_step(parts: Parts, beats: Beats, events: list[SequenceProgress]) -> None:
     parts.take_step(events)
     beats.hurry()
+
+
+async def _announce(term: Term, registration: Registration, beats: Beats) -> None:
+    beats.hurry()
+    await registration.publish(term)
 
 
 async def _leave(ground: Ground, parts: Parts, registration: Registration, beats: Beats) -> None:
