@@ -194,7 +194,7 @@ async def _serve(outside: Outside, ground: Ground, parts: Parts, rank: RankAgent
         ground.neighbours.agents.on_new(ground.peers.judge)
         ground.neighbours.agents.on_forgotten(ground.peers.forget)
         ground.neighbours.listen(liveness)
-        admittance = Admittance(bus, ns, term, liveness)
+        admittance = Admittance(bus, ns, [term], liveness)
         companions = {"admittance": admittance.run(), **_companions(outside, ground, parts, liveness)}
 
         def on_ready() -> None:

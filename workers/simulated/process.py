@@ -27,6 +27,7 @@ from services.objects import open_objects
 from services.tasks import open_tasks
 from services.tracing import open_tracing
 from services.work_queue import open_work_queue
+from workers.admittance import Admittance
 from workers.client_watch import ClientWatch
 from workers.decode_desk import DecodeDesk
 from workers.engine.engine_load import EngineLoad
@@ -63,7 +64,8 @@ async def run_simulation(settings: SimulateSettings, shutdown: asyncio.Event) ->
 
 @asynccontextmanager
 async def open_simulation(settings: SimulateSettings) -> AsyncIterator["Crowd"]:
-    """All workers are ready for the time of the body; then they leave."""
+    """All workers are registered for the time of the body; then they leave. The process says that it is ready
+    once every router would choose each of them."""
     name = check_id(settings.name, "simulate.name")
     metrics, health = Metrics("worker", name), Health()
     metrics.watch_process()
@@ -97,9 +99,13 @@ async def open_simulation(settings: SimulateSettings) -> AsyncIterator["Crowd"]:
         )
         crowd = Crowd(shared, liveness)
         crowd.observe(metrics)
-        async with crowd.living(settings):
+        async with crowd.living(settings), open_tasks() as tasks:
+            admittance = Admittance(bus, ns, crowd.terms, liveness)
+            health.require_to_be_ready("routers", lambda: admittance.obstacle)
             health.note_started()
+            asking = tasks.create_task(admittance.run(), name="admittance")
             yield crowd
+            asking.cancel()
 
 
 async def _publish_model(settings: SimulateSettings, directory: Directory, folder: ModelFolder) -> ModelCard:
@@ -132,6 +138,10 @@ class Crowd:
         self._liveness = liveness
         self._terms: dict[str, Term] = {}
         self._desks: list[DecodeDesk] = []
+
+    @property
+    def terms(self) -> list[Term]:
+        return list(self._terms.values())
 
     @asynccontextmanager
     async def living(self, settings: SimulateSettings) -> AsyncIterator[None]:

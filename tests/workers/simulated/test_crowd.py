@@ -16,14 +16,17 @@ from proto.codec import decode
 from proto.control import AskHoldings, Done, Holdings, SetSlowness, Snapshot, TakeSnapshot
 from proto.errors import InvalidSetting
 from proto.events import BlocksStored, KvEvents, unpack_hashes
+from proto.names import new_id
 from proto.requests import Refused
 from proto.roles import Role, WorkerState
+from router.settings import RouterSettings
 from services.admin import AdminSettings
 from services.bus import Delivery
 from services.servers import Server, reserve_port
 from tests.mesh.token_client import TokenAnswer
+from tests.router.scene import running_router
 from tests.services.waiting import wait_for
-from tests.workers.harness import is_at_rest, random_prompt
+from tests.workers.harness import is_at_rest, random_prompt, until
 from tests.workers.simulated.scene import FAST, MODEL, Scene, open_scene, settings_of
 from workers.simulated.process import open_simulation
 from workers.simulated.settings import SimulateSettings
@@ -243,5 +246,25 @@ def test_what_cannot_be_simulated_is_told_at_the_start(settings: SimulateSetting
             with pytest.raises(InvalidSetting, match=named):
                 async with open_simulation(wrong):
                     raise AssertionError("it has begun")
+
+    asyncio.run(body())
+
+
+def test_the_process_is_ready_once_a_router_would_choose_every_worker(settings: SimulateSettings) -> None:
+    told = msgspec.structs.replace(settings, admin=AdminSettings(port=reserve_port()))
+
+    async def body() -> None:
+        url = f"http://127.0.0.1:{told.admin.port}/readyz"
+        async with httpx.AsyncClient(trust_env=False) as client, open_simulation(told):
+            answer = await client.get(url)
+            assert answer.status_code == 503
+            assert "router" in answer.text
+            routing = RouterSettings(mesh=told.mesh, bus=told.bus, directory=told.directory)
+            async with running_router(routing, f"router-{new_id()}"):
+
+                async def is_ready() -> bool:
+                    return (await client.get(url)).status_code == 200
+
+                await until("the process is ready", is_ready)
 
     asyncio.run(body())
