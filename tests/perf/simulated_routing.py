@@ -45,9 +45,9 @@ ZIPF_EXPONENT = 1.0
 LIMITS = Limits(ttft_s=2.0, itl_s=float("inf"))
 SUSTAINED = 0.9  # share of the requests whose TTFT keeps the limit
 WARM_RATE, WARM_REQUESTS = 12.0, 240
-FIRST_RATE, STEP_UP = 7.0, 1.25
+FIRST_RATE, STEP_UP = 10.0, 1.25
 MOST_STEPS = 12
-PLAY_S = 16.0  # of the trace
+PLAY_S = 14.0  # of the trace
 UNSHARED_TOKENS, UNSHARED_RATE, UNSHARED_ROUNDS = 1024, 18.0, 3
 
 
