@@ -113,7 +113,7 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     remote = RemotePrefills(
         ns, engine, lender, view, control, ground.queue, limits, settings.asks_directly, tracing
     )
-    rules = DecodeRules(settings.remote_min_tokens, settings.early_cancel_s)
+    rules = DecodeRules(settings.remote_min_tokens, settings.prefill_choice, settings.early_cancel_s)
     reads = PinnedReads(engine, control, ground.transfers, ground.pool)
     block_size = ground.pool.block_size
     taker = TakerTools(term, engine, ground.peers, control, reads, block_size, ground.metrics)

@@ -22,6 +22,7 @@ from workers.outbox import Outbox
 from workers.request_spec import plan_sequence
 from workers.roles.hand_over_taker import TakerTools, Taking
 from workers.roles.owned_job import JobEnd, OwnedJob
+from workers.roles.prefill_choice import PrefillMode, is_sooner_there
 from workers.roles.prefill_view import PrefillView
 from workers.roles.remote_prefill import RemotePrefills
 from workers.roles.term import Term
@@ -34,10 +35,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DecodeRules:
-    """Units: `remote_min_tokens` uncached tokens from which a prompt may be prefilled elsewhere;
-    `early_cancel_s` seconds that a cancel of a request not seen yet is remembered."""
+    """Units: `remote_min_tokens` uncached tokens from which a prompt may be prefilled elsewhere, and by
+    `prefill_choice` is; `early_cancel_s` seconds that a cancel of a request not seen yet is remembered."""
 
     remote_min_tokens: int
+    prefill_choice: PrefillMode
     early_cancel_s: float
 
 
@@ -158,7 +160,7 @@ class DecodeDesk:
         if self._view.is_empty or self._group is None or not self._remote.has_room(uncached):
             return False
         rate = self._engine.rates.prefill_rate
-        return not rate or self._view.wait_s() <= uncached / rate
+        return is_sooner_there(self._rules.prefill_choice, uncached, rate, self._view.wait_s())
 
     def _send_prefill_away(self, served: Served, tokens: list[int], cached: int) -> None:
         assert self._group is not None

@@ -15,6 +15,7 @@ from services.objects import ObjectSettings
 from services.tracing import TraceSettings
 from services.work_queue import WorkQueueSettings
 from workers.engine.simulated_model import SimulatedModel
+from workers.roles.prefill_choice import PrefillMode
 from workers.transfer.transfer_settings import TransferSettings
 
 
@@ -55,6 +56,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     remote_min_tokens: Annotated[
         int, Meta(ge=0, description="uncached tokens from which a prompt is prefilled elsewhere")
     ] = 128
+    prefill_choice: Annotated[
+        PrefillMode,
+        Meta(
+            description="predicted: prefilled elsewhere where the first token comes sooner by it; "
+            "threshold: always, from remote_min_tokens on"
+        ),
+    ] = "predicted"
     asks_directly: Annotated[
         bool, Meta(description="ask the best prefill worker before a job goes to the queue")
     ] = True

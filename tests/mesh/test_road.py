@@ -19,7 +19,7 @@ from tests.mesh.token_client import ask_all
 
 MODEL = "smollm2-135m"
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
-REMOTE = {"KVMESH_WORKER_REMOTE_MIN_TOKENS": "4"}
+REMOTE = {"KVMESH_WORKER_REMOTE_MIN_TOKENS": "4", "KVMESH_WORKER_PREFILL_CHOICE": "threshold"}
 GOLDEN = Path(__file__).parent.parent / "golden" / "smollm2_greedy.json"
 BLOCK = 16
 GIB = 2**30

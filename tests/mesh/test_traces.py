@@ -32,6 +32,7 @@ def mesh(collector: Collector, tmp_path: Path) -> Iterator[RunningMesh]:  # noqa
     environ = {
         "KVMESH_TRACING_ENDPOINT": collector.endpoint,
         "KVMESH_WORKER_REMOTE_MIN_TOKENS": "16",
+        "KVMESH_WORKER_PREFILL_CHOICE": "threshold",
         "KVMESH_SIMULATED_FIRST_TOKEN": "20",
         "KVMESH_SIMULATED_NUM_TOKENS": "200",
         "KVMESH_SIMULATED_STEP_S": "0.01",

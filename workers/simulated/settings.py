@@ -15,6 +15,7 @@ from services.objects import ObjectSettings
 from services.tracing import TraceSettings
 from services.work_queue import WorkQueueSettings
 from workers.engine.simulated_model import SimulatedModel
+from workers.roles.prefill_choice import PrefillMode
 from workers.settings import WorkerSettings
 
 
@@ -57,6 +58,13 @@ class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     remote_min_tokens: Annotated[
         int, Meta(ge=0, description="uncached tokens from which a prompt is prefilled elsewhere")
     ] = 128
+    prefill_choice: Annotated[
+        PrefillMode,
+        Meta(
+            description="predicted: prefilled elsewhere where the first token comes sooner by it; "
+            "threshold: always, from remote_min_tokens on"
+        ),
+    ] = "predicted"
     max_jobs: Annotated[int, Meta(ge=1, description="prefill jobs that each has in hand at once")] = 4
     link_gbit_per_s: Annotated[
         float,
@@ -83,5 +91,6 @@ class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             max_sequences=self.max_sequences,
             max_waiting=self.max_waiting,
             remote_min_tokens=self.remote_min_tokens,
+            prefill_choice=self.prefill_choice,
             max_jobs=self.max_jobs,
         )

@@ -105,6 +105,7 @@ def computing_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalM
         "KVMESH_WORKER_MAX_SEQUENCES": "8",
         "KVMESH_WORKER_PUSH_KIB": "1",
         "KVMESH_WORKER_NUM_BLOCKS": "512",
+        "KVMESH_WORKER_PREFILL_CHOICE": "threshold",
     }
     with run_mortal_mesh(folder, model, environ=environ) as mesh:
         yield mesh

@@ -19,6 +19,7 @@ ENVIRON = {
     "KVMESH_WORKER_BLOCK_SIZE": str(BLOCK),
     "KVMESH_WORKER_NUM_BLOCKS": str(NUM_BLOCKS),
     "KVMESH_WORKER_REMOTE_MIN_TOKENS": str(BLOCK),
+    "KVMESH_WORKER_PREFILL_CHOICE": "threshold",
     "KVMESH_WORKER_STEP_TOKENS": "128",  # the longest prompts are computed in two chunks
 }
 

@@ -37,7 +37,10 @@ def where(request: pytest.FixtureRequest) -> Where:
 def mesh(where: Where, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     """One decode worker, with a prefill worker or without; a block of new tokens is prefilled elsewhere."""
     num_prefill = "1" if where is Where.REMOTE else "0"
-    environ = {"KVMESH_WORKER_REMOTE_MIN_TOKENS": str(BLOCK)}
+    environ = {
+        "KVMESH_WORKER_REMOTE_MIN_TOKENS": str(BLOCK),
+        "KVMESH_WORKER_PREFILL_CHOICE": "threshold",
+    }
     with run_mesh(
         tmp_path_factory.mktemp(where.value), MODEL, "--prefill", num_prefill, environ=environ
     ) as mesh:
