@@ -88,7 +88,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 256
     queue_wait_s: Annotated[
         float, Meta(description="longest wait there, in seconds; who would wait longer is refused", gt=0)
-    ] = 5.0
+    ] = 30.0
     open_limit: Annotated[
         int, Meta(description="requests that are hashed or offered at once; beyond, they are refused", ge=1)
     ] = 1024

@@ -46,6 +46,9 @@ class LoneProcess:
     def log(self) -> str:
         return self.log_path.read_text()
 
+    def has_said(self, word: str) -> bool:
+        return self.log_path.exists() and word in self.log
+
     @property
     def is_ready(self) -> bool:
         """

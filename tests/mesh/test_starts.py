@@ -120,7 +120,7 @@ def test_a_worker_is_ready_once_a_router_would_choose_it(tmp_path: Path, model: 
         for name in (*SERVERS, "decode"):
             mesh.start(name)
         worker = mesh.processes[0]
-        wait_until("it is registered", lambda: "ready as decode" in worker.log, READY_S)
+        wait_until("it is registered", lambda: worker.has_said("ready as decode"), READY_S)
         assert not worker.is_ready
         mesh.start("router")
         wait_until("the router knows it", lambda: worker.is_ready, READY_S)
