@@ -310,11 +310,11 @@ def test_a_client_that_cancels_in_mid_move_leaves_nothing_behind(torch_pair: Pai
 def test_a_taker_that_dies_in_mid_move_leaves_the_sequence_with_its_source(pair: Pair, tiny: Path) -> None:
     async def body(client: Client) -> None:
         prompt = random_prompt(100, 72)
-        alone = await client.generate("source", prompt, max_tokens=300)
+        alone = await client.generate("source", prompt, max_tokens=150)
         mortal = await asyncio.to_thread(start_beside, pair, tiny, "heir", step_stall_s=60.0)
-        stream = await client.begin("source", prompt, max_tokens=300)
+        stream = await client.begin("source", prompt, max_tokens=150)
         await wait_tokens(client, stream, 20)
-        await Pair(pair.fleet, pair.source, mortal).move(client, stream, prompt, max_tokens=300)
+        await Pair(pair.fleet, pair.source, mortal).move(client, stream, prompt, max_tokens=150)
         mortal.process.kill()
         await client.finish(stream, PATIENT_S)
         assert stream.tokens == alone.tokens
@@ -329,12 +329,12 @@ def test_a_worker_that_is_told_to_end_hands_over_what_runs_and_is_gone_in_second
     async def body(client: Client) -> None:
         prompt = random_prompt(100, 73)
         leaver = await asyncio.to_thread(start_beside, pair, tiny, "leaver", drain_limit_s=20.0)
-        stream = await client.begin("leaver", prompt, max_tokens=300)
+        stream = await client.begin("leaver", prompt, max_tokens=150)
         await wait_tokens(client, stream, 20)
         leaver.process.terminate()
         await client.wait(lambda: "leaver" in client.wishes)
         assert client.wishes["leaver"].attempts == [(stream.request, 0)]
-        moved = await Pair(pair.fleet, leaver, pair.taker).move(client, stream, prompt, max_tokens=300)
+        moved = await Pair(pair.fleet, leaver, pair.taker).move(client, stream, prompt, max_tokens=150)
         await client.wait(lambda: moved.offset + len(moved.tokens) >= len(stream.tokens), PATIENT_S)
         await client.cancel(stream)
         assert await asyncio.to_thread(leaver.process.wait, 10) == 0
@@ -342,6 +342,6 @@ def test_a_worker_that_is_told_to_end_hands_over_what_runs_and_is_gone_in_second
         assert client.reports["leaver"].state is WorkerState.LEAVING
         await client.finish(moved, PATIENT_S)
         tokens = stream.tokens[: moved.offset] + moved.tokens
-        assert tokens == (await client.generate("taker", prompt, max_tokens=300)).tokens
+        assert tokens == (await client.generate("taker", prompt, max_tokens=150)).tokens
 
     run_client(pair.fleet, body)
