@@ -47,6 +47,8 @@ SUSTAINED = 0.9  # share of the requests whose TTFT keeps the limit
 WARM_RATE, WARM_REQUESTS = 12.0, 240
 FIRST_RATE, STEP_UP = 10.0, 1.25
 MOST_STEPS = 12
+MOST_PLAYS = 3
+MOST_LATE_S = 0.2  # p99 of the player; where it is more, a miss says nothing of the policy
 PLAY_S = 14.0  # of the trace
 UNSHARED_TOKENS, UNSHARED_RATE, UNSHARED_ROUNDS = 1024, 18.0, 3
 
@@ -98,7 +100,7 @@ class Bench:
         for policy in ("round_robin", "kv"):
             await self._play(policy, WARM_RATE, uniform(WARM_RATE, WARM_REQUESTS), "warming")
         plain = await self._find_sustained("round_robin", FIRST_RATE)
-        at_failed = await self._play("kv", plain.failed_rate, uniform(plain.failed_rate), "uniform")
+        at_failed = await self._play_uniform("kv", plain.failed_rate)
         smart = await self._find_sustained("kv", plain.failed_rate * STEP_UP)
         for policy in ("round_robin", "kv"):
             await self._play(policy, plain.failed_rate, popular(plain.failed_rate), "zipf")
@@ -113,7 +115,7 @@ class Bench:
         sustained = failed = 0.0
         report: Report | None = None
         for _ in range(MOST_STEPS):
-            played = await self._play(policy, rate, uniform(rate), "uniform")
+            played = await self._play_uniform(policy, rate)
             if played.good_share >= SUSTAINED:
                 sustained = rate
             else:
@@ -124,6 +126,15 @@ class Bench:
         assert report is not None and sustained, f"{policy} sustains any rate, or none"
         print(f"{policy} sustains {sustained:.1f} requests/s, and {failed:.1f} not", flush=True)
         return Sustained(sustained, failed, report)
+
+    async def _play_uniform(self, policy: str, rate: float) -> Report:
+        """Again, with other requests, where the limit was missed while the player could not keep time."""
+        for seed in range(MOST_PLAYS):
+            played = await self._play(policy, rate, uniform(rate, seed=seed), "uniform")
+            assert played.late_s is not None
+            if played.good_share >= SUSTAINED or played.late_s.p99 < MOST_LATE_S:
+                break
+        return played
 
     async def _compare_unshared(self) -> float:
         """Median over rounds of kv's requests within the limit, over those of least_loaded."""
@@ -148,8 +159,8 @@ class Bench:
         return report
 
 
-def uniform(rate: float, num_requests: int = 0) -> list[TraceRequest]:
-    shape = _shape(rate, num_requests or round(rate * PLAY_S), OWN_TOKENS)
+def uniform(rate: float, num_requests: int = 0, seed: int = 0) -> list[TraceRequest]:
+    shape = _shape(rate, num_requests or round(rate * PLAY_S), OWN_TOKENS, seed)
     return shared_prefix(shape, NUM_PREFIXES, PREFIX_BLOCKS)
 
 
