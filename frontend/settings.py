@@ -51,7 +51,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = 20.0
     route_limit_s: Annotated[
         float, Meta(description="seconds that a router may take to answer before another is asked", gt=0)
-    ] = 6.0
+    ] = 3.0
     accept_limit_s: Annotated[
         float, Meta(description="seconds from a router's choice to the worker's first frame", gt=0)
     ] = 2.0
