@@ -241,6 +241,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.give_back(blocks)
         for blocks in self.pins:
             self.engine.unpin(blocks)
+        self.desk.step_to_rest()  # one that was asked to freeze in the last step is frozen with the next
         for name in self.desk.record.frozen:
             self.engine.thaw(name)
         for name in self.awaiting:
