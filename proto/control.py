@@ -66,6 +66,12 @@ class TakeJob(WireStruct, frozen=True, tag="take_job"):
     job: PrefillJob
 
 
+class JobTaken(WireStruct, frozen=True, tag="job_taken"):
+    """Prefill -> decode: yours is the job of this number among all that I took, as my reports count them."""
+
+    number: int
+
+
 class CancelJob(WireStruct, frozen=True, tag="cancel_job"):
     """Owner -> holder: stop, write nothing more, and release the grant."""
 
@@ -286,6 +292,7 @@ ControlReply = (
     Done
     | Refused
     | Resent
+    | JobTaken
     | Granted
     | Holding
     | Pinned

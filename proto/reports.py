@@ -20,10 +20,12 @@ class LoadReport(WireStruct, frozen=True, tag="load"):
     """A worker's beat: what it carries, how fast it is, and what it has heard.
 
     Units: `prefill_rate` uncached prompt tokens a second while prefilling; `decode_step_s` seconds a decode
-    step (0 until measured, for both); `waiting_tokens` prompt tokens promised and not yet computed here;
-    `job_tokens` the same of remote prefill jobs taken. Blocks: total = free + active + granted + quarantined,
-    and `cached_blocks` of the free ones hold reusable KV. `decisions` maps a router to the number of its last
-    decision that this report includes; `last_event` is the number of the last KV event published.
+    step, `push_bytes_per_s` bytes of KV written to others (0 until measured, for all three); `waiting_tokens`
+    prompt tokens promised and not yet computed here, `job_tokens` those of remote prefill jobs taken, which
+    are not among them; `jobs_taken` counts the jobs that this includes, since the start. Blocks: total = free
+    + active + granted + quarantined, and `cached_blocks` of the free ones hold reusable KV. `decisions` maps
+    a router to the number of its last decision that this report includes; `last_event` is the number of the
+    last KV event published.
     """
 
     worker: str
@@ -49,6 +51,9 @@ class LoadReport(WireStruct, frozen=True, tag="load"):
     prompt_tokens: int = 0
     last_event: int = 0
     decisions: dict[str, int] = {}
+    push_bytes_per_s: float = 0.0
+    jobs_taken: int = 0
+    zone: str = ""
 
 
 AnyBeat = Beat | LoadReport

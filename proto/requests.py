@@ -73,7 +73,8 @@ class GenerateRequest(WireStruct, frozen=True):
 class Decision(WireStruct, frozen=True):
     """A router's choice. `number` counts the choices of this router's incarnation.
 
-    Units: `prefix_tokens` tokens that the router believes cached at the worker; `cost_s` the score.
+    Units: `prefix_tokens` tokens that the router believes cached at the worker, `prefill_prefixes` at those
+    prefill workers that have some, by name, the most first; `cost_s` the score.
     """
 
     router: str
@@ -83,6 +84,7 @@ class Decision(WireStruct, frozen=True):
     prefix_tokens: int
     cost_s: float = 0.0
     policy: str = "kv"
+    prefill_prefixes: dict[str, int] = {}
 
 
 class RoutedRequest(WireStruct, frozen=True):

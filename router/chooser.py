@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from proto.cards import ModelCard
 from proto.errors import GoElsewhere, InvalidRequest, NoWorker
@@ -34,13 +35,19 @@ class Ask(msgspec.Struct, frozen=True):
     wanted: str = ""
 
 
+NUM_PREFIXES = 8
+"""Prefill workers that a choice names, of those that hold most of the prompt."""
+
+
 class Chosen(msgspec.Struct, frozen=True):
-    """The worker for a request. Units: `hit_tokens` of the prompt that it holds; `cost_s` its score."""
+    """The worker for a request. Units: `hit_tokens` of the prompt that it holds, `prefill_prefixes` what
+    prefill workers do; `cost_s` its score."""
 
     worker: str
     epoch: int
     policy: Policy
     hit_tokens: int
+    prefill_prefixes: dict[str, int]
     cost_s: float
 
 
@@ -55,6 +62,8 @@ class Scores(msgspec.Struct, frozen=True, eq=False):
     eligible: Places
     roomy: Places
     candidates: Candidates
+    prefill: Roster
+    prefill_pool: PrefillPool
     terms: Terms
 
 
@@ -120,11 +129,17 @@ class Chooser:
         eligible: Places,
         roomy: Places,
     ) -> Scores:
-        pool = self._view.loads(self._view.roster(model, Role.PREFILL))
-        candidates, prefill_pool = self._candidates(roster, pool, self._hits(roster, prompt))
+        prefill, depths = self._view.roster(model, Role.PREFILL), self._depths(prompt)
+        candidates, prefill_pool = self._candidates(
+            roster,
+            self._view.loads(prefill),
+            prompt.hit_tokens(depths[roster.slots]),
+            prompt.hit_tokens(depths[prefill.slots]),
+        )
         demand = Demand(prompt.num_tokens, ask.max_tokens, prompt.block_size)
         terms = score(candidates, demand, prefill_pool, self._settings.weights)
-        return Scores(self._settings.policy_of(model.name), roster, eligible, roomy, candidates, terms)
+        policy = self._settings.policy_of(model.name)
+        return Scores(policy, roster, eligible, roomy, candidates, prefill, prefill_pool, terms)
 
     def _pick(self, model: ModelCard, scores: Scores) -> Chosen:
         policy, total_s, turn = scores.policy, scores.terms.total_s, self._turns[model.name]
@@ -134,6 +149,7 @@ class Chooser:
             epoch=scores.roster.epochs[place],
             policy=policy,
             hit_tokens=int(scores.candidates.hit_tokens[place]),
+            prefill_prefixes=_prefixes(scores.prefill, scores.prefill_pool.hit_tokens),
             cost_s=float(total_s[place]),
         )
 
@@ -181,14 +197,17 @@ class Chooser:
         is_ready = standing.state is WorkerState.READY
         raise GoElsewhere(worker=ask.wanted, reason="lost" if is_ready else standing.state.value)
 
-    def _hits(self, roster: Roster, prompt: HashedPrompt) -> Column:
-        """Tokens of the prompt that each worker holds, or was promised and will hold soon."""
+    def _depths(self, prompt: HashedPrompt) -> NDArray[np.intp]:
+        """Blocks of the prompt that each slot's worker holds, or was promised and will hold soon."""
         size = self._slots.size
         held = self._index.match(prompt.keys).depths(size)
         promised = self._predictions.match(prompt.keys).depths(size)
-        return prompt.hit_tokens(np.maximum(held, promised)[roster.slots])
+        depths: NDArray[np.intp] = np.maximum(held, promised)
+        return depths
 
-    def _candidates(self, roster: Roster, pool: Loads, hits: Column) -> tuple[Candidates, PrefillPool]:
+    def _candidates(
+        self, roster: Roster, pool: Loads, hits: Column, pool_hits: Column
+    ) -> tuple[Candidates, PrefillPool]:
         """A worker that has measured nothing yet is taken for as good as the best of its model, so that it
         gets work and measures."""
         loads = self._view.loads(roster)
@@ -207,7 +226,13 @@ class Chooser:
             promised_sequences=promised_sequences,
             promised_tokens=promised_tokens,
         )
-        return candidates, PrefillPool(pool.job_tokens, _filled(pool.prefill_rate, rate))
+        return candidates, PrefillPool(pool.job_tokens, _filled(pool.prefill_rate, rate), pool_hits)
+
+
+def _prefixes(prefill: Roster, hits: Column) -> dict[str, int]:
+    """Who holds most, and how much."""
+    most = np.argsort(-hits, kind="stable")[:NUM_PREFIXES]
+    return {prefill.workers[place]: int(hits[place]) for place in most if hits[place]}
 
 
 def _without(places: Places, roster: Roster, workers: Collection[str]) -> Places:

@@ -65,10 +65,12 @@ class Candidates(msgspec.Struct, frozen=True, eq=False):
 
 
 class PrefillPool(msgspec.Struct, frozen=True, eq=False):
-    """The prefill workers. Units: `job_tokens` of jobs that each has taken; `prefill_rate` tokens/s."""
+    """The prefill workers. Units: `job_tokens` of jobs that each has taken; `prefill_rate` tokens/s;
+    `hit_tokens` of the prompt that each holds."""
 
     job_tokens: Column
     prefill_rate: Column
+    hit_tokens: Column
 
 
 class Terms(msgspec.Struct, frozen=True, eq=False):
@@ -91,12 +93,13 @@ def score(candidates: Candidates, demand: Demand, pool: PrefillPool, weights: We
     new_tokens = demand.num_tokens - candidates.hit_tokens
     prefill_s = new_tokens / candidates.prefill_rate
     before_s = (candidates.waiting_tokens + candidates.promised_tokens) / candidates.prefill_rate
-    here_s, away_s = before_s + prefill_s, _remote_wait_s(new_tokens, pool, weights)
-    is_remote = away_s < here_s
+    here_s, away_s = before_s + prefill_s, _remote_wait_s(demand, new_tokens, pool, weights)
+    harm_s = weights.slowdown * candidates.num_sequences * prefill_s
+    is_remote = away_s < here_s + harm_s  # as `workers/roles/prefill_choice.py` will find
     decode_s = min(demand.answer_tokens, weights.answer_tokens) * candidates.decode_step_s
     felt_s = decode_s + np.where(is_remote, 0.0, prefill_s)
     return Terms(
-        wait_s=np.minimum(here_s, away_s),
+        wait_s=np.where(is_remote, away_s, here_s),
         seat_s=_seat_s(candidates, weights),
         slowdown_s=weights.slowdown * candidates.load * felt_s,
         work_s=weights.work * prefill_s,
@@ -105,15 +108,16 @@ def score(candidates: Candidates, demand: Demand, pool: PrefillPool, weights: We
     )
 
 
-def _remote_wait_s(new_tokens: Column, pool: PrefillPool, weights: Weights) -> Column:
+def _remote_wait_s(demand: Demand, new_tokens: Column, pool: PrefillPool, weights: Weights) -> Column:
     """With the prefill worker that would be done first; for ever when the prompt would not go there.
 
-    Few lengths differ, so that each is asked about once.
+    It computes what neither it nor the candidate holds. Few lengths differ, so that each is asked about once.
     """
     if not len(pool.job_tokens):
         return np.full(len(new_tokens), np.inf)
     lengths, which = np.unique(new_tokens, return_inverse=True)
-    waits_s = ((pool.job_tokens + lengths[:, None]) / pool.prefill_rate).min(axis=1)
+    missing = np.minimum(lengths[:, None], demand.num_tokens - pool.hit_tokens)
+    waits_s = ((pool.job_tokens + missing) / pool.prefill_rate).min(axis=1)
     waits_s[lengths < weights.remote_min_tokens] = np.inf
     remote_s: Column = waits_s[which]
     return remote_s

@@ -109,6 +109,7 @@ class Forwarder:
             prefix_tokens=chosen.hit_tokens,
             cost_s=chosen.cost_s,
             policy=chosen.policy,
+            prefill_prefixes=chosen.prefill_prefixes,
         )
         new_tokens = prompt.num_tokens - chosen.hit_tokens
         choice = Choice(decision, pending.request.request, pending.model.name, new_tokens, prompt.hashes)

@@ -140,6 +140,9 @@ class WorkerMetrics:
         prefills = metrics.counter("prefills_total", "prefills, by where they were done", ("where",))
         self.local_prefills = prefills.labels("local")
         self.remote_prefills = prefills.labels("remote")
+        self._prefill_choices = metrics.counter(
+            "prefill_choices_total", "where prompts were to be prefilled, and why", ("where", "reason")
+        )
         self.hand_over_stop_s = metrics.histogram(
             "hand_over_stop_seconds", "from a source's stop to its sequence's turn here", TTFT_BUCKETS_S
         )
@@ -151,6 +154,10 @@ class WorkerMetrics:
         self._jobs_failed = metrics.counter(
             "prefill_jobs_failed_total", "remote prefill jobs that were not done here, by why", ("reason",)
         )
+
+    def prefill_chosen(self, where: Literal["local", "remote"], reason: str) -> None:
+        """`reason` is one of the choice's: a small, fixed set."""
+        self._prefill_choices.labels(where, reason).inc()
 
     def handed_over(self, outcome: Literal["pulled", "recomputed", "stayed"]) -> None:
         self._hand_overs.labels(outcome).inc()

@@ -30,9 +30,11 @@ from workers.roles.held_job import HolderTools
 from workers.roles.lender import Lender
 from workers.roles.patrol import Patrol
 from workers.roles.pinned_reads import PinnedReads
+from workers.roles.prefill_choice import PrefillRules
 from workers.roles.remote_prefill import RemotePrefillLimits, RemotePrefills
 from workers.roles.term import Term
 from workers.settings import WorkerSettings
+from workers.transfer.pace import Pace
 from workers.transfer.peers import Peers
 from workers.transfer.transfers import Transfers
 
@@ -54,6 +56,7 @@ class Ground:
     card: ModelCard
     metrics: WorkerMetrics
     tracing: Tracing
+    push_pace: Pace
     time: SimulatedTime | None = None
 
 
@@ -113,7 +116,7 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     remote = RemotePrefills(
         ns, engine, lender, view, control, ground.queue, limits, settings.asks_directly, tracing
     )
-    rules = DecodeRules(settings.remote_min_tokens, settings.prefill_choice, settings.early_cancel_s)
+    rules = _decode_rules(ground)
     reads = PinnedReads(engine, control, ground.transfers, ground.pool)
     block_size = ground.pool.block_size
     taker = TakerTools(term, engine, ground.peers, control, reads, block_size, ground.metrics)
@@ -161,8 +164,30 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
             ground.time,
             tracing,
         ),
-        reporter=Reporter(term, ground.card.name, engine, decode_desk, prefill_desk, lender, publisher),
+        reporter=Reporter(
+            term,
+            ground.card.name,
+            engine,
+            decode_desk,
+            prefill_desk,
+            lender,
+            publisher,
+            ground.push_pace,
+            settings.mesh.zone,
+        ),
     )
+
+
+def _decode_rules(ground: Ground) -> DecodeRules:
+    """A prompt with less than a block to compute never goes elsewhere."""
+    settings, pool = ground.settings, ground.pool
+    prefill = PrefillRules(
+        mode=settings.prefill_choice,
+        min_tokens=max(settings.remote_min_tokens, pool.block_size),
+        slowdown=settings.slowdown_weight,
+        zone=settings.mesh.zone,
+    )
+    return DecodeRules(prefill, pool.block_bytes / pool.block_size, settings.early_cancel_s)
 
 
 def observe(metrics: Metrics, ground: Ground, parts: Parts) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from proto.cards import ModelCard
 from proto.errors import DeadlineExceeded, Fault, GoElsewhere, KvmeshError, to_fault
@@ -13,7 +14,7 @@ from proto.requests import GenerateRequest, RoutedRequest
 from proto.roles import Role
 from proto.tokens import pack_tokens
 from services.metrics import WorkerMetrics
-from services.tracing import Tracing
+from services.tracing import TraceContext, Tracing
 from workers.early_cancels import EarlyCancels
 from workers.engine.engine import Engine
 from workers.engine.sequence import SequenceSpec
@@ -22,7 +23,7 @@ from workers.outbox import Outbox
 from workers.request_spec import plan_sequence
 from workers.roles.hand_over_taker import TakerTools, Taking
 from workers.roles.owned_job import JobEnd, OwnedJob
-from workers.roles.prefill_choice import PrefillMode, is_sooner_there
+from workers.roles.prefill_choice import Choice, Here, PrefillRules, Prompt, choose_place
 from workers.roles.prefill_view import PrefillView
 from workers.roles.remote_prefill import RemotePrefills
 from workers.roles.term import Term
@@ -35,11 +36,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DecodeRules:
-    """Units: `remote_min_tokens` uncached tokens from which a prompt may be prefilled elsewhere, and by
-    `prefill_choice` is; `early_cancel_s` seconds that a cancel of a request not seen yet is remembered."""
+    """Units: `token_bytes` of KV a token; `early_cancel_s` seconds that a cancel of a request not seen yet is
+    remembered."""
 
-    remote_min_tokens: int
-    prefill_choice: PrefillMode
+    prefill: PrefillRules
+    token_bytes: float
     early_cancel_s: float
 
 
@@ -99,18 +100,20 @@ class DecodeDesk:
             raise GoElsewhere(worker=self._term.worker, reason=f"its model is {self._card.name}")
         is_known = self._outbox.has(request.request, request.attempt)
         if not is_known and not self._early_cancels.has(request.request, request.attempt):
-            self._begin(request)
+            self._begin(request, routed.decision.prefill_prefixes)
 
     def _note(self, routed: RoutedRequest) -> None:
         """Reports say which decisions they include, and this one is in the next, taken or not."""
         decision = routed.decision
         self.decisions[decision.router] = max(decision.number, self.decisions.get(decision.router, 0))
 
-    def _begin(self, request: GenerateRequest) -> None:
+    def _begin(self, request: GenerateRequest, prefixes: Mapping[str, int]) -> None:
         spec = plan_sequence(request, self._card)
-        uncached = len(spec.tokens) - 1 - self._engine.match(spec.tokens, spec.salt)
         is_moving = request.source is not None and self._group is not None
-        is_remote = not is_moving and self._goes_remote(uncached)
+        choice = None
+        if not is_moving:
+            choice = self._choose(len(spec.tokens), self._engine.match(spec.tokens, spec.salt), prefixes)
+        is_remote = choice is not None and choice.is_remote
         cached = self._engine.add(spec, await_kv=is_remote or is_moving)
         stream = self._outbox.open(request.request, request.attempt, request.client, request.offset)
         limit_s = min(request.deadline_s, MAX_DEADLINE_S)
@@ -120,8 +123,8 @@ class DecodeDesk:
         self._count(served, len(spec.tokens))
         if is_moving:
             self._take_over(served, spec, cached)
-        elif is_remote:
-            self._send_prefill_away(served, spec.tokens, cached)
+        elif choice is not None and choice.is_remote:
+            self._send_prefill_away(served, spec.tokens, cached, choice.worker)
 
     def _take_over(self, served: Served, spec: SequenceSpec, cached: int) -> None:
         request = served.request
@@ -143,8 +146,9 @@ class DecodeDesk:
             self._outbox.add(served.stream, pack_tokens(taken.tokens), None, served.prefilled())
         tokens = spec.tokens + taken.tokens
         is_whole = taken.num_computed % self._card.kv_class.block_size == 0
-        if is_whole and self._goes_remote(len(tokens) - 1 - taken.num_computed):
-            self._send_prefill_away(served, tokens, taken.num_computed)
+        choice = self._choose(len(tokens), taken.num_computed, {}, served.trace) if is_whole else None
+        if choice is not None and choice.is_remote:
+            self._send_prefill_away(served, tokens, taken.num_computed, choice.worker)
         else:
             self._engine.recall(served.sequence)
         if taking.stopped_s:
@@ -152,17 +156,25 @@ class DecodeDesk:
             num_here = taken.num_computed
             self._tracing.record("hand-over", taking.stopped_s, served.trace, num_computed=num_here)
 
-    def _goes_remote(self, uncached: int) -> bool:
-        """Short ones stay; so do all while no prefill worker is there, while the best has a longer queue than
-        the prefill takes here, and while enough blocks are lent already."""
-        if uncached < max(self._rules.remote_min_tokens, self._card.kv_class.block_size):
-            return False
-        if self._view.is_empty or self._group is None or not self._remote.has_room(uncached):
-            return False
-        rate = self._engine.rates.prefill_rate
-        return is_sooner_there(self._rules.prefill_choice, uncached, rate, self._view.wait_s())
+    def _choose(
+        self, num_tokens: int, cached: int, prefixes: Mapping[str, int], trace: TraceContext | None = None
+    ) -> Choice:
+        """Where the KV of so many tokens is computed, but for the last, which is always computed here."""
+        began_s = time.monotonic()
+        prompt = Prompt(num_tokens - 1, cached, self._rules.token_bytes)
+        load = self._engine.load()
+        here = Here(load.waiting_tokens, load.num_running, load.prefill_rate)
+        others = self._view.others(prefixes) if self._group is not None else []
+        has_room = self._remote.has_room(prompt.uncached_tokens)
+        choice = choose_place(prompt, here, others, has_room, self._rules.prefill)
+        self._metrics.prefill_chosen("remote" if choice.is_remote else "local", choice.reason)
+        terms = asdict(choice.terms) if choice.terms is not None else {}
+        self._tracing.record(
+            "prefill choice", began_s, trace, reason=choice.reason, worker=choice.worker, **terms
+        )
+        return choice
 
-    def _send_prefill_away(self, served: Served, tokens: list[int], cached: int) -> None:
+    def _send_prefill_away(self, served: Served, tokens: list[int], cached: int, best: str) -> None:
         assert self._group is not None
         request = served.request
         end = len(tokens) - 1
@@ -179,7 +191,7 @@ class DecodeDesk:
             priority=request.priority,
             trace=self._tracing.inject({}),
         )
-        served.job = OwnedJob(job, served.sequence, cached, end)
+        served.job = OwnedJob(job, served.sequence, cached, end, best)
         self._group.create_task(self._await_prefill(served, served.job), name=f"remote prefill {job.job}")
 
     async def _await_prefill(self, served: Served, owned: OwnedJob) -> None:

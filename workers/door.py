@@ -148,6 +148,8 @@ class WorkerDoor:
         match request:
             case control.Resend(name, attempt, offset):
                 return control.Resent(self._outbox.resend(name, attempt, offset))
+            case control.TakeJob(job):
+                return control.JobTaken(self._prefill_desk.take(job))
             case control.AskGrant():
                 return self._lender.grant(request)
             case control.AskHolding(grants):
@@ -173,8 +175,6 @@ class WorkerDoor:
             case control.Acknowledge(ends):
                 for name, attempt in ends:
                     self._outbox.drop_ended(name, attempt)
-            case control.TakeJob(job):
-                self._prefill_desk.take(job)
             case control.CancelJob(job_id):
                 self._prefill_desk.cancel(job_id)
             case control.Release(grant):

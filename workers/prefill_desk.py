@@ -34,6 +34,7 @@ class PrefillDesk:
         self._tools = tools
         self._queue = queue
         self._max_jobs = max_jobs
+        self.num_taken = 0
         self._metrics = metrics
         self._jobs: dict[str, HeldJob] = {}
         self._changed = asyncio.Event()
@@ -45,23 +46,26 @@ class PrefillDesk:
         return len(self._jobs)
 
     @property
-    def num_tokens(self) -> int:
-        return sum(job.num_tokens for job in self._jobs.values() if not job.is_ending)
+    def num_unscheduled_tokens(self) -> int:
+        """Tokens of jobs in hand that are to be computed and are not the engine's yet."""
+        return sum(job.num_unscheduled_tokens for job in self._jobs.values())
 
-    def take(self, job: PrefillJob) -> None:
-        """Take a job that was asked for directly; one in hand already is taken twice.
+    def take(self, job: PrefillJob) -> int:
+        """Take a job that was asked for directly; one in hand already is taken twice. Returns how many jobs
+        were taken up to now, which reports count alike.
 
         Raises:
             GoElsewhere: no such work now, or as many jobs in hand as may be.
         """
         self._tools.term.check_takes(Role.PREFILL)
         if job.job in self._jobs:
-            return
+            return self.num_taken
         if job.model != self._model:
             raise GoElsewhere(worker=self._tools.term.worker, reason=f"its model is {self._model}")
         if self._group is None or not self._has_room():
             raise GoElsewhere(worker=self._tools.term.worker, reason="it has all the jobs it may have")
         self._start(self._group, job, None)
+        return self.num_taken
 
     def cancel(self, job: str) -> None:
         """The owner wants it no more. Unknown jobs are nothing to end."""
@@ -154,6 +158,7 @@ class PrefillDesk:
 
     def _start(self, group: asyncio.TaskGroup, job: PrefillJob, work: Work | None) -> None:
         held = self._jobs[job.job] = HeldJob(job, self._tools)
+        self.num_taken += 1
         group.create_task(self._see_through(held, work), name=f"job {job.job}")
         self.wake()
 

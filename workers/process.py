@@ -42,6 +42,7 @@ from workers.serving import beat_settings, send_all_elsewhere, serve, worker_car
 from workers.settings import WorkerSettings
 from workers.transfer.agents import Agents
 from workers.transfer.nixl_transport import NixlTransport
+from workers.transfer.pace import Pace
 from workers.transfer.peers import Peers
 from workers.transfer.transfer_settings import apply_to_environment, backend_parameters
 from workers.transfer.transfer_thread import TransferThread
@@ -130,13 +131,15 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
     def on_landing(landing: Landing) -> None:
         loop.call_soon_threadsafe(parts.lender.land, landing)
 
-    worker_metrics = WorkerMetrics(outside.metrics)
+    worker_metrics, push_pace = WorkerMetrics(outside.metrics), Pace()
 
     def on_moved(transfer: Transfer, took_s: float) -> None:
         is_push = transfer.operation == "WRITE"
         moved = worker_metrics.bytes_pushed if is_push else worker_metrics.bytes_pulled
         moved.inc(transfer.num_bytes)
         worker_metrics.transfer_s.observe(took_s)
+        if is_push:
+            push_pace.note(transfer.num_bytes, took_s)
 
     transfers = TransferThread(transport, on_landing, on_moved)
     queue = await open_work_queue(
@@ -160,6 +163,7 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
             card,
             worker_metrics,
             outside.tracing,
+            push_pace,
             loaded.time,
         )
         parts = assemble(ground, outside.shutdown.set)

@@ -8,6 +8,7 @@ from workers.event_publisher import EventPublisher
 from workers.prefill_desk import PrefillDesk
 from workers.roles.lender import Lender
 from workers.roles.term import Term
+from workers.transfer.pace import Pace
 
 
 class Reporter:
@@ -22,6 +23,8 @@ class Reporter:
         prefill_desk: PrefillDesk,
         lender: Lender,
         publisher: EventPublisher,
+        push_pace: Pace,
+        zone: str,
     ) -> None:
         self._term = term
         self._model = model
@@ -30,6 +33,8 @@ class Reporter:
         self._prefill_desk = prefill_desk
         self._lender = lender
         self._publisher = publisher
+        self._push_pace = push_pace
+        self._zone = zone
 
     def payload(self) -> bytes:
         return encode(self.report())
@@ -45,9 +50,9 @@ class Reporter:
             state=self._term.state,
             num_running=load.num_running,
             num_waiting=load.num_waiting + load.num_awaiting + load.num_frozen,
-            waiting_tokens=load.waiting_tokens,
+            waiting_tokens=load.waiting_tokens - load.job_tokens,
             num_jobs=self._prefill_desk.num_jobs,
-            job_tokens=self._prefill_desk.num_tokens,
+            job_tokens=load.job_tokens + self._prefill_desk.num_unscheduled_tokens,
             max_sequences=self._engine.settings.max_sequences,
             total_blocks=load.total_blocks,
             free_blocks=load.free_blocks,
@@ -60,4 +65,7 @@ class Reporter:
             prompt_tokens=load.prompt_tokens,
             last_event=self._publisher.number,
             decisions=dict(self._decode_desk.decisions),
+            push_bytes_per_s=self._push_pace.bytes_per_s,
+            jobs_taken=self._prefill_desk.num_taken,
+            zone=self._zone,
         )

@@ -63,6 +63,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "threshold: always, from remote_min_tokens on"
         ),
     ] = "predicted"
+    slowdown_weight: Annotated[
+        float,
+        Meta(
+            ge=0, description="a second that each running sequence loses to a prefill, against one of waiting"
+        ),
+    ] = 1.0
     asks_directly: Annotated[
         bool, Meta(description="ask the best prefill worker before a job goes to the queue")
     ] = True

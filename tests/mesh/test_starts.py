@@ -27,7 +27,7 @@ MAX_PAUSE_S = 0.7
 READY_S = 90.0
 WRONG_S = 60.0
 MESH = MeshSettings(drain_limit_s=1)
-SIMULATED = {"engine": "simulated", "num_blocks": 128, "remote_min_tokens": 16}
+SIMULATED = {"engine": "simulated", "num_blocks": 128, "remote_min_tokens": 16, "prefill_choice": "threshold"}
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """One trace a request, from the front door through router and prefill worker to the end of its decoding."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.mesh.running_mesh import RunningMesh, run_mesh
 from tests.services.test_tracing import Collector, collector  # noqa: F401 - a fixture
 from tests.tiny_model import write_tiny_llama
+from workers.roles.prefill_choice import Terms
 
 NUM_TOKENS = 5
 SECRET = "thequickbrownfoxjumpsoverthelazydogandnobodyshallreadofit"
@@ -16,12 +18,14 @@ TREE = {
     "request": "",
     "route": "request",
     "accept": "route",
+    "prefill choice": "accept",
     "remote prefill": "accept",
     "prefill job": "accept",
     "push": "prefill job",
     "decode": "accept",
 }
-ATTRIBUTES = {"model", "tokens", "num_blocks", "num_bytes", "num_tokens"}
+TERMS = {field.name for field in dataclasses.fields(Terms)}
+ATTRIBUTES = {"model", "tokens", "num_blocks", "num_bytes", "num_tokens", "reason", "worker"} | TERMS
 
 Trace = dict[str, Span]
 
@@ -73,6 +77,11 @@ def test_one_trace_follows_a_request_through_every_process(mesh: RunningMesh, co
     assert _took_s(trace["decode"]) > (NUM_TOKENS - 1) * 0.009
     assert _took_s(trace["push"]) <= _took_s(trace["prefill job"]) <= _took_s(trace["remote prefill"])
     assert trace["remote prefill"].end_time_unix_nano <= trace["decode"].start_time_unix_nano
+
+    choice = {attribute.key: attribute.value for attribute in trace["prefill choice"].attributes}
+    assert choice.keys() == {"reason", "worker"} | TERMS
+    assert choice["reason"].string_value == "chosen"
+    assert choice["worker"].string_value
 
     words = [SECRET[start : start + 5].encode() for start in range(0, len(SECRET) - 5, 5)]
     exported = b"".join(collector.bodies)

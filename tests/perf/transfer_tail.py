@@ -34,7 +34,9 @@ async def measure_tails(folder: Path, model: Path) -> dict[str, object]:
         fleet = Fleet(nats, etcd, f"perf-{new_id()}", folder)
         stack.callback(fleet.close)
         tracing = TraceSettings(endpoint=collector.endpoint)
-        fleet.start("decode", Role.DECODE, model, remote_min_tokens=128, tracing=tracing)
+        fleet.start(
+            "decode", Role.DECODE, model, remote_min_tokens=128, prefill_choice="threshold", tracing=tracing
+        )
         fleet.start("prefill", Role.PREFILL, model, tracing=tracing)
         await fleet.wait_ready("decode", "prefill")
         await _run_prompts(fleet, model.name)

@@ -28,10 +28,10 @@ IDLE = {
 DEMAND = Demand(num_tokens=1000, answer_tokens=50, block_size=16)
 
 
-def pool_of(*workers: tuple[float, float]) -> PrefillPool:
+def pool_of(*workers: tuple[float, float], hit_tokens: float = 0.0) -> PrefillPool:
     """Of prefill workers with so many tokens to compute, at such a rate."""
     jobs, rates = np.array(workers).reshape(-1, 2).T
-    return PrefillPool(jobs, rates)
+    return PrefillPool(jobs, rates, np.full(len(jobs), hit_tokens))
 
 
 def terms_of(

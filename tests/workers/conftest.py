@@ -37,7 +37,7 @@ def computing(
     `queued` puts them into the queue, `prefill` does them."""
     fleet = _open_fleet(nats_server, etcd_server, tmp_path_factory.mktemp("computing"))
     common: dict[str, Any] = {"num_blocks": 300, "step_tokens": 128, "push_kib": 1, "grant_wait_s": 10.0}
-    remote = {**common, "remote_min_tokens": REMOTE_MIN_TOKENS}
+    remote = {**common, "remote_min_tokens": REMOTE_MIN_TOKENS, "prefill_choice": "threshold"}
     fleet.start("local", Role.DECODE, tiny, remote_min_tokens=10**9, **common)
     fleet.start("direct", Role.DECODE, tiny, **remote)
     fleet.start("queued", Role.DECODE, tiny, asks_directly=False, **remote)
@@ -60,7 +60,8 @@ def simulated(
         "grant_wait_s": 10.0,
         "max_sequences": 2,
     }
-    fleet.start("decode", Role.DECODE, tiny, remote_min_tokens=REMOTE_MIN_TOKENS, **common)
+    remote = {**common, "remote_min_tokens": REMOTE_MIN_TOKENS, "prefill_choice": "threshold"}
+    fleet.start("decode", Role.DECODE, tiny, **remote)
     fleet.start("prefill", Role.PREFILL, tiny, max_jobs=2, **common)
     yield from _ready(fleet)
 

@@ -29,6 +29,7 @@ SETTINGS: dict[str, Any] = {
     "step_tokens": 128,
     "push_kib": 1,
     "remote_min_tokens": 24,
+    "prefill_choice": "threshold",
     "grant_wait_s": 1.0,
     "landing_wait_s": LANDING_WAIT_S,
     "transfer": TransferSettings(interfaces=[KV_LINK], transports=["tcp"]),

@@ -22,7 +22,7 @@ def cut_off(
     fleet = Fleet(make_nats(), etcd_server, f"test-{new_id()}", tmp_path)
     model = SimulatedModel(step_s=0.005, prefill_token_s=0.002, first_token=10, num_tokens=400)
     common: dict[str, Any] = {"engine": "simulated", "simulated": model, "num_blocks": 256, "step_tokens": 96}
-    fleet.start("decode", Role.DECODE, tiny, remote_min_tokens=24, **common)
+    fleet.start("decode", Role.DECODE, tiny, remote_min_tokens=24, prefill_choice="threshold", **common)
     fleet.start("prefill", Role.PREFILL, tiny, **common)
     try:
         asyncio.run(fleet.wait_ready("decode", "prefill"))

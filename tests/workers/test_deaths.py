@@ -21,6 +21,7 @@ SETTINGS: dict[str, Any] = {
     **COMPUTING,
     "num_blocks": 300,
     "remote_min_tokens": 24,
+    "prefill_choice": "threshold",
     "grant_wait_s": 1.0,
     "max_lent_share": 0.6,
 }

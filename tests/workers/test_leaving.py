@@ -79,7 +79,7 @@ def test_the_jobs_of_a_leaving_prefill_worker_are_done_by_the_owner(simulated: F
         other = write_tiny(tmp_path / f"other-{new_id()}")
         slow = SimulatedModel(step_s=0.01, prefill_token_s=0.01, first_token=10, num_tokens=400)
         prefill = start_simulated(simulated, other, Role.PREFILL, simulated=slow)
-        decode = start_simulated(simulated, other, remote_min_tokens=24)
+        decode = start_simulated(simulated, other, remote_min_tokens=24, prefill_choice="threshold")
         await simulated.wait_ready(prefill.name, decode.name)
         async with open_client(simulated, other.name) as client:
             await client.wait_report(prefill.name, lambda report: True)

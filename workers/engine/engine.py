@@ -261,6 +261,7 @@ class Engine:
                 num_held=states[SequenceState.HELD],
                 num_frozen=states[SequenceState.FROZEN],
                 waiting_tokens=self._scheduler.count_waiting_tokens(),
+                job_tokens=self._scheduler.count_job_tokens(),
                 total_blocks=pool.num_blocks,
                 free_blocks=pool.num_available,
                 cached_blocks=pool.num_idle,

@@ -11,9 +11,9 @@ class EngineLoad(msgspec.Struct, frozen=True):
     the cache.
 
     Units: `waiting_tokens` tokens that wait to be prefilled here (not those of awaiting sequences, whose KV
-    comes from elsewhere), `prefill_rate` tokens a second, `decode_step_s` seconds; 0 until measured.
-    `num_steps`, `computed_tokens` (each that went through the model), `num_preemptions`, `hit_tokens` and
-    `prompt_tokens` count since the start.
+    comes from elsewhere), `job_tokens` those of them that are for another worker; `prefill_rate` tokens a
+    second and `decode_step_s` seconds, 0 until measured. `num_steps`, `computed_tokens` (each that went
+    through the model), `num_preemptions`, `hit_tokens` and `prompt_tokens` count since the start.
     """
 
     num_running: int
@@ -22,6 +22,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     num_held: int
     num_frozen: int
     waiting_tokens: int
+    job_tokens: int
     total_blocks: int
     free_blocks: int
     cached_blocks: int

@@ -56,6 +56,14 @@ class Scheduler:
         prefills = [each.num_pending for each in self.running if each.num_pending > 1]
         return sum(prefills) + sum(each.num_pending for each in self.waiting)
 
+    def count_job_tokens(self) -> int:
+        """Those of the waiting tokens that are to be prefilled for another worker."""
+        return sum(
+            each.num_pending
+            for each in (*self.running, *self.waiting)
+            if each.spec.kind is SequenceKind.PREFILL
+        )
+
     def claim(self, sequence: Sequence) -> None:
         """Gives `sequence` the cached blocks that follow its own, and counts them as hits the first time."""
         self._claim(sequence, self._ledger.find_claim(sequence))

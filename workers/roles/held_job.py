@@ -65,7 +65,15 @@ class HeldJob:
         self._tools = tools
         self._sequence = f"job/{job.job}"
         self._salt = block_salt(tools.weights_digest, job.salt)
+        self._is_scheduled = False
         self._stop: asyncio.Future[KvmeshError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def num_unscheduled_tokens(self) -> int:
+        """What is to be computed of it, while the engine does not know yet: the owner's prefix is pulled."""
+        if self._is_scheduled or self.is_ending:
+            return 0
+        return max(0, self.num_tokens - self.job.cached_tokens)
 
     @property
     def is_ending(self) -> bool:
@@ -194,6 +202,7 @@ class HeldJob:
             if cached > granted.start:
                 self._push_cached(push, cached)
             engine.recall(self._sequence)
+            self._is_scheduled = True
             await asyncio.wait((held, self._stop), return_when=asyncio.FIRST_COMPLETED)
             self._check_wanted()
             await held

@@ -17,12 +17,13 @@ class OwnedJob:
     """One job, from its offer to its one end. Belongs to the event loop.
 
     `start` is how much of the prompt the sequence holds already, `end` how much shall be held after the
-    landing: all but the prompt's last token. `taker` is who took it when asked directly; `is_takers_fault` is
-    set when who had it did not deliver.
+    landing: all but the prompt's last token. `best` is the prefill worker to be asked first, `taker` who took
+    it when asked directly; `is_takers_fault` is set when who had it did not deliver.
     """
 
-    def __init__(self, job: PrefillJob, sequence: str, start: int, end: int) -> None:
+    def __init__(self, job: PrefillJob, sequence: str, start: int, end: int, best: str = "") -> None:
         self.job = job
+        self.best = best
         self.sequence = sequence
         self.start = start
         self.end = end

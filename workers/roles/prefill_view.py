@@ -1,19 +1,25 @@
 """Who could take a prefill job: the prefill workers of one model, by their reports.
 
-One that failed a job, as behind a cut link, is not asked again for a while, which doubles while it goes on
-failing: each failure costs somebody a wait. One whose KV cannot come here is never asked.
+```
+ offered ─► asked directly: counts there ─► taken ─► a report includes it: counts no more
+                │ refused
+                ▼
+            in the queue: counts a share everywhere ─► somebody asks for the grant: counts no more
+```
+So jobs offered one right after the other do not all go where the last report saw nobody. One that failed a
+job, as behind a cut link, is not asked again for a while, which doubles while it goes on failing: each
+failure costs somebody a wait. One whose KV cannot come here is never asked.
 """
 
-import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from proto.reports import LoadReport
 from proto.roles import Role, WorkerState
 from services.backoff import Backoff
+from workers.roles.prefill_choice import There
 
-# Until a worker has measured its own rate it is taken for one of this many tokens a second.
-UNMEASURED_RATE = 1000.0
 AVOID_FIRST_S = 0.5
 AVOID_MOST_S = 10.0
 
@@ -22,8 +28,18 @@ def _anybody(worker: str, incarnation: str) -> bool:
     return True
 
 
+@dataclass(slots=True)
+class _Offer:
+    """A job that no report includes yet: with `worker`, as its `number`th once it has said so; or in the
+    queue, with nobody."""
+
+    num_tokens: int
+    worker: str = ""
+    number: int | None = None
+
+
 class PrefillView:
-    """Pure: fed with reports, losses and failures, asked for the best worker.
+    """Pure: fed with reports, losses, failures and offers, asked who could take a job.
 
     Args: `can_move(worker, incarnation)`: whether its KV can come here at all.
     """
@@ -40,6 +56,7 @@ class PrefillView:
         self._reports: dict[str, LoadReport] = {}
         self._pauses: dict[str, Backoff] = {}
         self._avoided_until_s: dict[str, float] = {}
+        self._offers: dict[str, _Offer] = {}
 
     def learn(self, report: LoadReport) -> None:
         if report.model != self._model:
@@ -49,12 +66,15 @@ class PrefillView:
             self.lose(report.worker)
         if report.role is Role.PREFILL and report.state is WorkerState.READY:
             self._reports[report.worker] = report
+            self._drop_included(report)
         else:
             self._reports.pop(report.worker, None)
 
     def lose(self, worker: str) -> None:
         self._reports.pop(worker, None)
         self.forgive(worker)
+        for job in [job for job, offer in self._offers.items() if offer.worker == worker]:
+            del self._offers[job]
 
     def avoid(self, worker: str) -> None:
         """A job with it has failed."""
@@ -67,20 +87,70 @@ class PrefillView:
         self._pauses.pop(worker, None)
         self._avoided_until_s.pop(worker, None)
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._candidates()
+    def note_asked(self, job: str, num_tokens: int, worker: str) -> None:
+        """`worker` is asked to compute so many tokens."""
+        self._offers[job] = _Offer(num_tokens, worker)
 
-    def choose(self) -> LoadReport | None:
-        """The worker that would begin a new job first; ties at random."""
+    def note_taken(self, job: str, number: int) -> None:
+        """It has taken it, as the job of this number; its reports say which they include."""
+        offer = self._offers.get(job)
+        if offer is None:
+            return
+        offer.number = number
+        report = self._reports.get(offer.worker)
+        if report is not None:
+            self._drop_included(report)
+
+    def note_queued(self, job: str, num_tokens: int) -> None:
+        """It waits in the queue, for whoever comes first."""
+        self._offers[job] = _Offer(num_tokens)
+
+    def note_granted(self, job: str) -> None:
+        """Somebody has taken it out of the queue; one that was taken directly awaits the report."""
+        offer = self._offers.get(job)
+        if offer is not None and not offer.worker:
+            del self._offers[job]
+
+    def note_ended(self, job: str) -> None:
+        """It is computed, or nobody will."""
+        self._offers.pop(job, None)
+
+    def others(self, prefixes: Mapping[str, int]) -> list[There]:
+        """Who could take a job now. Args: `prefixes`: tokens of its prompt at those that hold some."""
         candidates = self._candidates()
-        if not candidates:
-            return None
-        return min(candidates, key=lambda report: (_wait_s(report), random.random()))
+        asked, num_queued = self._offered()
+        return [
+            There(
+                worker=report.worker,
+                waiting_tokens=report.job_tokens
+                + report.waiting_tokens
+                + asked.get(report.worker, 0)
+                + num_queued / len(candidates),
+                prefill_rate=report.prefill_rate,
+                bytes_per_s=report.push_bytes_per_s,
+                prefix_tokens=prefixes.get(report.worker, 0),
+                zone=report.zone,
+            )
+            for report in candidates
+        ]
 
-    def wait_s(self) -> float:
-        """Seconds that a new job would wait before its compute, at the best worker."""
-        return min((_wait_s(report) for report in self._candidates()), default=float("inf"))
+    def _offered(self) -> tuple[dict[str, int], int]:
+        """Tokens that no report includes yet: with each worker, and in the queue."""
+        asked: dict[str, int] = {}
+        for offer in self._offers.values():
+            asked[offer.worker] = asked.get(offer.worker, 0) + offer.num_tokens
+        return asked, asked.pop("", 0)
+
+    def _drop_included(self, report: LoadReport) -> None:
+        included = [
+            job
+            for job, offer in self._offers.items()
+            if offer.worker == report.worker
+            and offer.number is not None
+            and offer.number <= report.jobs_taken
+        ]
+        for job in included:
+            del self._offers[job]
 
     def _candidates(self) -> list[LoadReport]:
         now_s = self._now_s()
@@ -90,7 +160,3 @@ class PrefillView:
             if self._avoided_until_s.get(report.worker, 0.0) <= now_s
             and self._can_move(report.worker, report.incarnation)
         ]
-
-
-def _wait_s(report: LoadReport) -> float:
-    return (report.job_tokens + report.waiting_tokens) / (report.prefill_rate or UNMEASURED_RATE)

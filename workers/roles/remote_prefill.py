@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from proto import subjects
 from proto.codec import encode
-from proto.control import CancelJob, Done, TakeJob
+from proto.control import CancelJob, Done, JobTaken, TakeJob
 from proto.errors import KvmeshError
 from services.tasks import open_tasks
 from services.tracing import Tracing
@@ -80,6 +80,7 @@ class RemotePrefills:
                 end = await self._see_through(owned)
         finally:
             owned.settle(JobEnd.CANCELLED)
+            self._view.note_ended(owned.job.job)
             self._lender.close_job(owned)
             self._judge(owned, end)
             if end is JobEnd.FAILED:
@@ -113,25 +114,29 @@ class RemotePrefills:
         try:
             async with asyncio.timeout(self._limits.grant_wait_s):
                 if not (self._asks_directly and await self._is_taken_directly(owned)):
+                    self._view.note_queued(owned.job.job, owned.end - owned.start)
                     payload = encode(owned.job, self._queue.bus.max_payload_bytes)
                     await self._queue.put(subjects.prefill(self._ns, owned.job.model), owned.job.job, payload)
                 await owned.wait_granted()
+                self._view.note_granted(owned.job.job)
         except TimeoutError:
             owned.fail(f"nobody took it within {self._limits.grant_wait_s} s")
         except KvmeshError as error:
             owned.settle(JobEnd.FAILED, str(error))
 
     async def _is_taken_directly(self, owned: OwnedJob) -> bool:
-        best = self._view.choose()
-        if best is None:
+        """Whether the best prefill worker says that it has taken it."""
+        if not owned.best:
             return False
-        owned.taker = best.worker
+        owned.taker = owned.best
+        self._view.note_asked(owned.job.job, owned.end - owned.start, owned.best)
         try:
-            await self._control.ask(best.worker, TakeJob(owned.job), Done, ASK_TIMEOUT_S)
+            taken = await self._control.ask(owned.best, TakeJob(owned.job), JobTaken, ASK_TIMEOUT_S)
         except KvmeshError as error:
-            log.info("%s does not take a job", best.worker, extra={"reason": str(error)})
+            log.info("%s does not take a job", owned.best, extra={"reason": str(error)})
             owned.taker = ""
             return False
+        self._view.note_taken(owned.job.job, taken.number)
         return True
 
     async def _call_off(self, holder: str, job: str) -> None:

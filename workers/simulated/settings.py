@@ -65,6 +65,12 @@ class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "threshold: always, from remote_min_tokens on"
         ),
     ] = "predicted"
+    slowdown_weight: Annotated[
+        float,
+        Meta(
+            ge=0, description="a second that each running sequence loses to a prefill, against one of waiting"
+        ),
+    ] = 1.0
     max_jobs: Annotated[int, Meta(ge=1, description="prefill jobs that each has in hand at once")] = 4
     link_gbit_per_s: Annotated[
         float,
@@ -92,5 +98,6 @@ class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             max_waiting=self.max_waiting,
             remote_min_tokens=self.remote_min_tokens,
             prefill_choice=self.prefill_choice,
+            slowdown_weight=self.slowdown_weight,
             max_jobs=self.max_jobs,
         )

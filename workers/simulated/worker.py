@@ -28,6 +28,7 @@ from workers.settings import WorkerSettings
 from workers.simulated.instant_runner import InstantRunner
 from workers.simulated.pacer import Lateness, Pacer
 from workers.simulated.wire import Wire, WireEnd
+from workers.transfer.pace import Pace
 from workers.transfer.peers import Peers
 from workers.transfer.transfers import Transfer
 
@@ -64,6 +65,7 @@ class SimulatedWorker:
         self.ground: Ground | None = None
         self.parts: Parts | None = None
         self._shared = shared
+        self._push_pace = Pace()
 
     async def run(self) -> None:
         """From its registration until it has left.
@@ -111,6 +113,7 @@ class SimulatedWorker:
             card=shared.card,
             metrics=shared.metrics,
             tracing=shared.tracing,
+            push_pace=self._push_pace,
             time=SimulatedTime(settings.simulated, self.term.worker),
         )
 
@@ -131,6 +134,8 @@ class SimulatedWorker:
         moved = metrics.bytes_pushed if transfer.operation == "WRITE" else metrics.bytes_pulled
         moved.inc(transfer.num_bytes)
         metrics.transfer_s.observe(took_s)
+        if transfer.operation == "WRITE":
+            self._push_pace.note(transfer.num_bytes, took_s)
 
 
 def _rank(agent: str, ground: Ground) -> RankAgent:

@@ -1,14 +1,44 @@
-"""Who could take a prefill job, while prefill workers come and go."""
+"""Who could take a prefill job: workers that come, go and fail, and jobs that are on their way to them."""
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from proto.reports import LoadReport
 from proto.roles import Role, WorkerState
-from workers.roles.prefill_view import PrefillView
+from workers.roles.prefill_choice import There
+from workers.roles.prefill_view import AVOID_FIRST_S, AVOID_MOST_S, PrefillView
 
-READY = LoadReport("p", "m", "life", 1, Role.PREFILL, WorkerState.READY, prefill_rate=1000.0)
+
+def report(
+    worker: str,
+    *,
+    role: Role = Role.PREFILL,
+    state: WorkerState = WorkerState.READY,
+    model: str = "m",
+    jobs_taken: int = 0,
+    job_tokens: int = 0,
+) -> LoadReport:
+    return LoadReport(
+        worker=worker,
+        model=model,
+        incarnation="one",
+        epoch=1,
+        role=role,
+        state=state,
+        job_tokens=job_tokens,
+        jobs_taken=jobs_taken,
+        prefill_rate=1000.0,
+    )
+
+
+def names(view: PrefillView) -> set[str]:
+    return {other.worker for other in view.others({})}
+
+
+def waiting_tokens(view: PrefillView) -> dict[str, float]:
+    return {other.worker: other.waiting_tokens for other in view.others({})}
 
 
 def go_silent(view: PrefillView) -> None:
@@ -16,26 +46,132 @@ def go_silent(view: PrefillView) -> None:
 
 
 def drain(view: PrefillView) -> None:
-    view.learn(LoadReport("p", "m", "life", 1, Role.PREFILL, WorkerState.DRAINING))
+    view.learn(report("p", state=WorkerState.DRAINING))
 
 
 def leave(view: PrefillView) -> None:
-    view.learn(LoadReport("p", "m", "life", 1, Role.PREFILL, WorkerState.LEAVING))
+    view.learn(report("p", state=WorkerState.LEAVING))
 
 
 def switch_role(view: PrefillView) -> None:
-    view.learn(LoadReport("p", "m", "life", 2, Role.DECODE, WorkerState.READY))
+    view.learn(report("p", role=Role.DECODE))
 
 
 @pytest.mark.parametrize("go", [go_silent, drain, leave, switch_role])
 def test_prefill_elsewhere_is_on_again_after_fifty_absences(go: Callable[[PrefillView], None]) -> None:
     view = PrefillView("m")
     for _ in range(50):
-        view.learn(READY)
-        assert view.choose() == READY
+        view.learn(report("p"))
+        assert names(view) == {"p"}
         go(view)
-        assert view.is_empty
-        assert view.choose() is None
-    view.learn(READY)
-    assert view.wait_s() == 0.0
-    assert view.choose() == READY
+        assert names(view) == set()
+    view.learn(report("p"))
+    assert waiting_tokens(view) == {"p": 0}
+
+
+def test_a_worker_is_seen_as_it_reports_and_with_the_prefix_that_it_holds() -> None:
+    view = PrefillView("m")
+    told = msgspec.structs.replace(
+        report("p", job_tokens=300), waiting_tokens=20, zone="east", push_bytes_per_s=5e8
+    )
+    view.learn(told)
+    assert view.others({"p": 64, "gone": 100}) == [There("p", 320, 1000.0, 5e8, 64, "east")]
+
+
+def test_workers_of_other_models_and_lost_ones_are_not_asked() -> None:
+    view = PrefillView("m")
+    view.learn(report("other", model="n"))
+    assert names(view) == set()
+    view.learn(report("p"))
+    view.lose("p")
+    view.lose("p")
+    assert names(view) == set()
+
+
+def test_a_job_on_its_way_counts_until_a_report_includes_it() -> None:
+    view = PrefillView("m")
+    view.learn(report("p", jobs_taken=3))
+    view.learn(report("idle"))
+    view.note_asked("job", 500, "p")
+    assert waiting_tokens(view) == {"p": 500, "idle": 0}
+    view.learn(report("p", jobs_taken=4))
+    assert waiting_tokens(view)["p"] == 500, "it has not said that this is the fourth"
+    view.note_taken("job", 5)
+    view.note_granted("job")
+    assert waiting_tokens(view)["p"] == 500
+    view.learn(report("p", jobs_taken=5, job_tokens=490))
+    assert waiting_tokens(view)["p"] == 490
+
+
+def test_a_job_is_counted_once_when_the_report_comes_before_the_answer() -> None:
+    view = PrefillView("m")
+    view.note_asked("job", 500, "p")
+    view.learn(report("p", jobs_taken=1, job_tokens=500))
+    view.note_taken("job", 1)
+    assert waiting_tokens(view) == {"p": 500}
+
+
+def test_a_job_in_the_queue_counts_a_share_everywhere_until_somebody_takes_it() -> None:
+    view = PrefillView("m")
+    for worker in ("a", "b"):
+        view.learn(report(worker))
+    view.note_asked("job", 500, "a")
+    view.note_queued("job", 500)
+    assert waiting_tokens(view) == {"a": 250, "b": 250}
+    view.note_granted("job")
+    assert waiting_tokens(view) == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_job_that_ended_or_whose_worker_is_lost_counts_no_more(is_taken: bool) -> None:
+    view = PrefillView("m")
+    for worker in ("a", "b"):
+        view.learn(report(worker))
+        view.note_asked(f"job of {worker}", 500, worker)
+        if is_taken:
+            view.note_taken(f"job of {worker}", 1)
+    view.note_ended("job of a")
+    view.note_ended("job of a")
+    view.learn(msgspec.structs.replace(report("b"), incarnation="two"))
+    view.note_taken("job of b", 1)
+    assert waiting_tokens(view) == {"a": 0, "b": 0}
+
+
+def test_who_fails_jobs_is_asked_less_and_less_until_one_lands() -> None:
+    now_s = 100.0
+    view = PrefillView("m", now_s=lambda: now_s)
+    view.learn(report("p"))
+    pauses_s = []
+    for _ in range(12):
+        view.avoid("p")
+        assert names(view) == set()
+        began_s = now_s
+        while not names(view):
+            now_s += 0.05
+        pauses_s.append(now_s - began_s)
+    assert pauses_s[0] <= AVOID_FIRST_S + 0.1
+    assert AVOID_MOST_S / 2 <= max(pauses_s) <= AVOID_MOST_S + 0.1
+    view.avoid("p")
+    view.forgive("p")
+    assert names(view) == {"p"}
+    view.avoid("p")
+    now_s += AVOID_FIRST_S
+    assert names(view) == {"p"}
+
+
+def test_another_worker_is_asked_meanwhile_and_a_successor_is_not_blamed() -> None:
+    view = PrefillView("m", now_s=lambda: 100.0)
+    view.learn(report("bad"))
+    view.learn(report("good", job_tokens=1000))
+    view.avoid("bad")
+    assert names(view) == {"good"}
+    view.learn(msgspec.structs.replace(report("bad"), incarnation="two"))
+    assert names(view) == {"bad", "good"}
+
+
+def test_who_has_kv_that_cannot_come_here_is_never_asked() -> None:
+    view = PrefillView("m", lambda worker, incarnation: (worker, incarnation) != ("p", "one"))
+    view.learn(report("p"))
+    assert names(view) == set()
+    view.learn(msgspec.structs.replace(report("p"), incarnation="two"))
+    assert names(view) == {"p"}

@@ -2,19 +2,15 @@
 
 import asyncio
 
-import msgspec
 import pytest
 
 from proto.cards import ProcessIdentity
 from proto.control import Granted
 from proto.jobs import PrefillJob
-from proto.reports import LoadReport
-from proto.roles import Role, WorkerState
 from workers.roles.grants import Grant, GrantTable
 from workers.roles.held_grants import HeldGrants
 from workers.roles.owned_job import JobEnd, OwnedJob
 from workers.roles.pins import PinTable
-from workers.roles.prefill_view import AVOID_FIRST_S, AVOID_MOST_S, PrefillView
 from workers.roles.proof import own_identity
 
 GONE = ProcessIdentity("boot", "pid:[1]", 1, 1)
@@ -159,104 +155,3 @@ def test_only_the_holder_of_a_landing_has_done_the_prefill() -> None:
             assert owned.landed_by == holder
 
     asyncio.run(body())
-
-
-def report(
-    worker: str,
-    *,
-    role: Role = Role.PREFILL,
-    state: WorkerState = WorkerState.READY,
-    model: str = "m",
-    tokens: int = 0,
-    rate: float = 0.0,
-) -> LoadReport:
-    return LoadReport(
-        worker=worker,
-        model=model,
-        incarnation="one",
-        epoch=1,
-        role=role,
-        state=state,
-        job_tokens=tokens,
-        prefill_rate=rate,
-    )
-
-
-def test_the_prefill_worker_that_would_begin_first_is_chosen() -> None:
-    view = PrefillView("m")
-    view.learn(report("slow", tokens=100, rate=100.0))
-    view.learn(report("fast", tokens=1000, rate=10_000.0))
-    chosen = view.choose()
-    assert chosen is not None
-    assert chosen.worker == "fast"
-    assert view.wait_s() == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        report("w", role=Role.DECODE),
-        report("w", state=WorkerState.DRAINING),
-        report("w", state=WorkerState.LEAVING),
-    ],
-)
-def test_who_takes_no_jobs_any_more_is_chosen_no_more(other: LoadReport) -> None:
-    view = PrefillView("m")
-    view.learn(report("w"))
-    assert view.choose() == report("w")
-    view.learn(other)
-    assert view.is_empty
-    assert view.choose() is None
-    assert view.wait_s() == float("inf")
-
-
-def test_workers_of_other_models_and_lost_ones_are_not_chosen() -> None:
-    view = PrefillView("m")
-    view.learn(report("other", model="n"))
-    assert view.is_empty
-    view.learn(report("w"))
-    view.lose("w")
-    view.lose("w")
-    assert view.is_empty
-
-
-def test_who_fails_jobs_is_asked_less_and_less_until_one_lands() -> None:
-    now_s = 100.0
-    view = PrefillView("m", now_s=lambda: now_s)
-    view.learn(report("w"))
-    pauses_s = []
-    for _ in range(12):
-        view.avoid("w")
-        assert view.is_empty
-        assert view.wait_s() == float("inf")
-        began_s = now_s
-        while view.choose() is None:
-            now_s += 0.05
-        pauses_s.append(now_s - began_s)
-    assert pauses_s[0] <= AVOID_FIRST_S + 0.1
-    assert AVOID_MOST_S / 2 <= max(pauses_s) <= AVOID_MOST_S + 0.1
-    view.avoid("w")
-    view.forgive("w")
-    assert view.choose() == report("w")
-    view.avoid("w")
-    now_s += AVOID_FIRST_S
-    assert view.choose() == report("w")
-
-
-def test_another_worker_is_asked_meanwhile_and_a_successor_is_not_blamed() -> None:
-    view = PrefillView("m", now_s=lambda: 100.0)
-    view.learn(report("bad"))
-    view.learn(report("good", tokens=1000))
-    view.avoid("bad")
-    assert view.choose() == report("good", tokens=1000)
-    successor = msgspec.structs.replace(report("bad"), incarnation="two")
-    view.learn(successor)
-    assert view.choose() == successor
-
-
-def test_who_has_kv_that_cannot_come_here_is_never_asked() -> None:
-    view = PrefillView("m", lambda worker, incarnation: (worker, incarnation) != ("w", "one"))
-    view.learn(report("w"))
-    assert view.is_empty
-    view.learn(msgspec.structs.replace(report("w"), incarnation="two"))
-    assert not view.is_empty
