@@ -1,15 +1,17 @@
 """A hash table of blocks that is asked for many at once: 64-bit keys to small numbers, in numpy columns.
 
 ```
- bucket    keys: 8 lanes, a cache line        values: 8 lanes
-   0     │ k │ k │ · │ k │ · │ · │ · │ · │   │ v │ v │ · │ v │ …      · is empty: key 0
-   1     │ k │ k │ k │ k │ k │ k │ k │ k │   │ v │ v │ v │ v │ …      full: what comes later is spilled
+ bucket    keys: 8 lanes        values: 8 lanes        a cell of 64 bytes: upper halves of keys, values
+   0     │ k │ k │ · │ k │ …   │ v │ v │ · │ v │ …    │ k k · k · · · · v v · v · · · · │   · is empty: 0
+   1     │ k │ k │ k │ k │ …   │ v │ v │ v │ v │ …    │ k k k k k k k k v v v v v v v v │   full: spills
    …
- spill   │ k │ k │ · │ …                     │ v │ v │ · │ …  0 │     found by a dict; the last value is 0
+ spill   │ k │ k │ · │ …       │ v │ v │ · │ …  0 │                    found by a dict; the last value is 0
 ```
 A key lies in the bucket that its low bits name. One gather brings the cache lines of a whole prompt, whose
-misses overlap; a dict would wait for four memory accesses a block, one after another. At most half of the
-lanes are taken, so that about one key in 200 is spilled; then the buckets double, each splitting in two.
+misses overlap; a dict would wait for four memory accesses a block, one after another. `look_up` needs one
+line a key, the cell: it goes by the upper half of a key, and may take another key of that bucket for it once
+in a thousand million. At most half of the lanes are taken, so that about one key in 200 is spilled; then the
+buckets double, each splitting in two.
 """
 
 import numpy as np
@@ -22,12 +24,17 @@ _FEWEST_BUCKETS = 256
 Keys = NDArray[np.int64]
 """Keys of blocks; all below 0."""
 
+Values = NDArray[np.int32]
+
 Positions = NDArray[np.int64]
 """Where keys lie; -1, where the value is always 0, for those that lie nowhere. Good until the next `put`."""
 
 
 class BlockTable:
-    """Memory follows the most keys held at once: 24 to 48 bytes a key, and never less."""
+    """Memory follows the most keys held at once: 40 to 80 bytes a key, and never less.
+
+    `values` are to be read; `set_values` changes them.
+    """
 
     def __init__(self) -> None:
         self._num = 0
@@ -38,7 +45,7 @@ class BlockTable:
 
     @property
     def num_bytes(self) -> int:
-        return self._keys.nbytes + self.values.nbytes + self._has_spilled.nbytes
+        return self._keys.nbytes + self.values.nbytes + self._cells.nbytes + self._has_spilled.nbytes
 
     def keys_at(self, positions: Positions) -> Keys:
         keys: Keys = self._keys[positions]
@@ -56,6 +63,26 @@ class BlockTable:
         if self._spilled and len(found) < len(keys):
             self._find_spilled(keys, buckets, positions)
         return positions
+
+    def look_up(self, keys: Keys) -> Values:
+        """The values of `keys`, 0 for those that lie nowhere; quicker than by `find`."""
+        buckets = keys & self._bucket_mask
+        cells = self._cells.take(buckets, axis=0, mode="clip")
+        found = (cells[:, :LANES] == _print_of(keys)[:, None]).ravel().nonzero()[0]
+        values: Values = cells.ravel().take(found + (found & -LANES) + LANES, mode="clip")
+        if len(found) == len(keys):
+            return values
+        spread = np.zeros(len(keys), np.int32)
+        spread[found >> _LANE_BITS] = values
+        if self._spilled:
+            for row in (self._has_spilled[buckets] & (spread == 0)).nonzero()[0].tolist():
+                spread[row] = self.values[self._spilled.get(int(keys[row]), -1)]
+        return spread
+
+    def set_values(self, positions: Positions, values: Values | int) -> None:
+        """Changes the values that lie there."""
+        self.values[positions] = values
+        self._refresh_cells(positions)
 
     def put(self, keys: Keys) -> Positions:
         """As `find`, but keys that are not there yet are put there, with value 0. `keys` are distinct."""
@@ -76,6 +103,7 @@ class BlockTable:
             self._free_spill.append(position)
         self._keys[positions] = 0
         self.values[positions] = 0
+        self._refresh_cells(positions)
         self._num -= len(positions)
 
     def _lay_out(self, num_buckets: int) -> None:
@@ -90,6 +118,14 @@ class BlockTable:
         self._free_spill = list(range(self.num_lanes, self.num_lanes + num_spill))
         self._rows = self._keys[: self.num_lanes].reshape(num_buckets, LANES)
         self._has_spilled = np.zeros(num_buckets, np.bool_)
+        self._cells = np.zeros((num_buckets, 2 * LANES), np.int32)
+
+    def _refresh_cells(self, positions: Positions) -> None:
+        """The cells as keys and values are there now."""
+        places = positions[positions < self.num_lanes]
+        buckets, lanes = places >> _LANE_BITS, places & (LANES - 1)
+        self._cells[buckets, lanes] = _print_of(self._keys[places])
+        self._cells[buckets, lanes + LANES] = self.values[places]
 
     def _find_spilled(self, keys: Keys, buckets: Keys, positions: Positions) -> None:
         absent = (positions < 0).nonzero()[0]
@@ -134,7 +170,14 @@ class BlockTable:
         for half, stays in ((slice(0, num_lanes), ~is_upper), (slice(num_lanes, 2 * num_lanes), is_upper)):
             np.multiply(keys[:num_lanes], stays, out=self._keys[half])
             np.multiply(values[:num_lanes], stays, out=self.values[half])
+        self._cells[:, :LANES] = _print_of(self._rows)
+        self._cells[:, LANES:] = self.values[: self.num_lanes].reshape(-1, LANES)
         self._num -= len(spilled)
         if spilled:
             places = self.put(np.array([key for key, _ in spilled], np.int64))
-            self.values[places] = values[[position for _, position in spilled]]
+            self.set_values(places, values[[position for _, position in spilled]])
+
+
+def _print_of(keys: Keys) -> Values:
+    """The upper halves of keys; 0 where there is none."""
+    return (keys >> 32).astype(np.int32)

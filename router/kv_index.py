@@ -11,7 +11,7 @@ an eviction lies: `match` jumps from change to change. It needs no promise that 
 that evicted block 2 and still holds block 5 is out of the set at 2, and sets are only ever intersected.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -135,7 +135,7 @@ class KvIndex:
         held, start, reaches = EVERYBODY, 0, []
         size = FIRST_LOOK
         while start < len(keys) and held:
-            numbers = self._table.values.take(self._table.find(keys[start : start + size]))
+            numbers = self._table.look_up(keys[start : start + size])
             changes = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
             for place in (0, *changes.tolist()):
                 still = held & self._sets.masks[numbers[place]]
@@ -184,7 +184,7 @@ class KvIndex:
         if target == NOBODY:
             self._table.remove(positions)
         else:
-            self._table.values[positions] = target
+            self._table.set_values(positions, target)
 
 
 class Match:
@@ -201,13 +201,22 @@ class Match:
         """One for each slot, all at once."""
         if not self.reaches or not num_slots:
             return np.zeros(num_slots, np.int64)
-        num_bytes = (num_slots + 7) // 8
-        packed = b"".join(mask.to_bytes(num_bytes, "little") for _, mask in self.reaches)
-        rows = np.frombuffer(packed, np.uint8).reshape(len(self.reaches), num_bytes)
-        is_in = np.unpackbits(rows, axis=1, count=num_slots, bitorder="little")
+        if len(self.reaches) == 1:
+            ((depth, mask),) = self.reaches
+            alone: Depths = _bits_of((mask,), num_slots)[0] * np.int64(depth)
+            return alone
+        is_in = _bits_of([mask for _, mask in self.reaches], num_slots)
         steps = np.array([0, *(depth for depth, _ in self.reaches)])
         depths: Depths = steps[is_in.sum(axis=0, dtype=np.intp)]  # whoever is in a mask is in all before it
         return depths
+
+
+def _bits_of(masks: Sequence[int], num_slots: int) -> NDArray[np.uint8]:
+    """A row for each mask, with a 1 for each slot that is in it."""
+    num_bytes = (num_slots + 7) // 8
+    packed = b"".join(mask.to_bytes(num_bytes, "little") for mask in masks)
+    rows = np.frombuffer(packed, np.uint8).reshape(len(masks), num_bytes)
+    return np.unpackbits(rows, axis=1, count=num_slots, bitorder="little")
 
 
 def _distinct(keys: Keys) -> Keys:
