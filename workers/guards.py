@@ -21,6 +21,8 @@ from workers.transfer.transfers import Transfers
 
 LOOK_S = 0.25
 PROBE_S = 2.0
+DOUBT_S = 2.0
+"""A process that was stopped finds its threads silent when it wakes, for as long as each needs for a look."""
 
 log = logging.getLogger(__name__)
 
@@ -110,11 +112,12 @@ async def _put_again(directory: Directory, key: str, ours: ModelCard) -> None:
 async def guard_threads(engine: Engine, transfers: Transfers) -> None:
     """
     Raises:
-        InternalFault: the engine has ended or hangs, or transfers have ended.
+        InternalFault: the engine has ended or hangs, or transfers have ended or hang.
     """
-    while True:
+    num_faults = 0
+    while num_faults * LOOK_S < DOUBT_S:
         await asyncio.sleep(LOOK_S)
         if engine.fault is not None:
             raise InternalFault(reason=f"the engine has ended: {engine.fault.values}")
-        if not transfers.is_alive:
-            raise InternalFault(reason="the transfer thread has ended")
+        num_faults = num_faults + 1 if transfers.fault else 0
+    raise InternalFault(reason=f"transfers: {transfers.fault}")

@@ -141,7 +141,7 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
         if is_push:
             push_pace.note(transfer.num_bytes, took_s)
 
-    transfers = TransferThread(transport, on_landing, on_moved)
+    transfers = TransferThread(transport, on_landing, on_moved, settings.transfer.stall_s)
     queue = await open_work_queue(
         outside.bus, settings.jobs, subjects.prefill_stream(outside.ns), subjects.prefill_any(outside.ns)
     )
@@ -169,7 +169,7 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
         parts = assemble(ground, outside.shutdown.set)
         observe(outside.metrics, ground, parts)
         outside.health.require_to_live("engine", lambda: str(engine.fault.values) if engine.fault else "")
-        outside.health.require_to_live("transfers", lambda: "" if transfers.is_alive else "they have ended")
+        outside.health.require_to_live("transfers", lambda: transfers.ailment)
         with EngineThread(engine):
             yield ground, parts, rank
 

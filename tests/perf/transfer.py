@@ -51,6 +51,7 @@ HEAD_DIM = 64
 HEAD_KIB = 8  # keys and values of a head in a block, at float32
 MODEL = "smollm2-135m"
 START_S = 60.0
+STALL_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def run_target(link: Connection, config: ModelConfig) -> None:
     async def serve() -> None:
         pool = Pool(config)
         transport = NixlTransport(f"target.{new_id()}", pool.layout)
-        transfers = TransferThread(transport, lambda landing: None, lambda transfer, took_s: None)
+        transfers = TransferThread(transport, lambda landing: None, lambda transfer, took_s: None, STALL_S)
         async with transfers.running() as rank:
             transfers.expect(1)
             link.send(msgspec.msgpack.encode(rank))
@@ -177,7 +178,7 @@ async def measure(name: str, shape: Shape) -> float:
 async def _run_rounds(shape: Shape, rank: RankAgent) -> list[tuple[float, float]]:
     own, beside = Pool(shape.config), Pool(shape.config)
     transport = NixlTransport(f"source.{new_id()}", own.layout)
-    transfers = TransferThread(transport, lambda landing: None, lambda transfer, took_s: None)
+    transfers = TransferThread(transport, lambda landing: None, lambda transfer, took_s: None, STALL_S)
     async with transfers.running():
         met = Outcome(asyncio.get_running_loop())
         transfers.add_peer(rank.agent, rank.metadata, met.settle)

@@ -91,6 +91,14 @@ class Worker:
     def log(self) -> str:
         return self.log_path.read_text()
 
+    @property
+    def ailments(self) -> dict[str, str]:
+        """Why the worker is not alive, as its port tells."""
+        answer = httpx.get(f"http://127.0.0.1:{self.admin_port}/healthz", trust_env=False, timeout=LIMIT_S)
+        reasons: dict[str, str] = answer.json()["reasons"]
+        assert (answer.status_code == 503) == bool(reasons)
+        return reasons
+
     def metric(self, name: str) -> float:
         """The value of a metric, summed over its labels."""
         text = httpx.get(f"http://127.0.0.1:{self.admin_port}/metrics", trust_env=False, timeout=LIMIT_S).text
@@ -123,15 +131,17 @@ class Fleet:
         model: Path,
         host: str = "",
         drain_limit_s: float = DRAIN_LIMIT_S,
+        bus_url: str = "",
         **settings: Any,
     ) -> Worker:
-        """A worker that is still loading, see `wait_ready`; `host`: one of `tests.workers.hosts`."""
+        """A worker that is still loading, see `wait_ready`; `host`: one of `tests.workers.hosts`; `bus_url`:
+        where it finds the bus, if not at the server itself."""
         port = reserve_port()
         life = WorkerSettings(
             mesh=MeshSettings(
                 ns=self.ns, beat_s=BEAT_S, lost_after_s=LOST_AFTER_S, drain_limit_s=drain_limit_s
             ),
-            bus=BusSettings(url=self.nats.url),
+            bus=BusSettings(url=bus_url or self.nats.url),
             directory=DirectorySettings(endpoints=[self.etcd.url], lease_ttl_s=2),
             admin=AdminSettings(port=port),
             name=name,

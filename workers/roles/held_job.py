@@ -92,8 +92,8 @@ class HeldJob:
     async def run(self) -> None:
         """Compute and push; returns once the landing notice is on its way.
 
-        Cancel: for the end of the process: a grant or a pin whose answer is on its way stays with its owner,
-        who learns by asking that nobody holds it.
+        Cancel: for the end of the process, which nothing on its way holds up: the owner learns of that end,
+        or by asking that nobody holds the grant.
 
         Raises:
             KvmeshError: it was stopped, or could not be done; the owner was told, if it could be reached.
@@ -140,20 +140,24 @@ class HeldJob:
 
     async def _run_granted(self, peer: Peer, granted: Granted) -> None:
         push = Push(granted, peer, self._tools.pool, self._tools.transfers, self.stop)
-        has_landed = False
+        try:
+            await self._deliver(peer, granted, push)
+        except KvmeshError:
+            await self._end_grant(granted, peer, push)
+            self._trace(push, granted, has_landed=False)
+            raise
+        self._tools.held.drop(granted.grant)
+        self._trace(push, granted, has_landed=True)
+
+    async def _deliver(self, peer: Peer, granted: Granted, push: Push) -> None:
         try:
             self._check_wanted()
             self._check_grant(granted, peer)
             await self._compute(peer, granted, push)
             await push.land()
-            has_landed = True
         finally:
             push.stop()
             self._tools.engine.cancel(self._sequence)
-            if not has_landed:
-                await self._end_grant(granted, peer, push)
-            self._trace(push, granted, has_landed)
-        self._tools.held.drop(granted.grant)
 
     def _trace(self, push: Push, granted: Granted, has_landed: bool) -> None:
         """From the first write, which others compute beside, until all has landed or nothing more will; and
@@ -181,8 +185,11 @@ class HeldJob:
         """Once nothing is on its way any more, the blocks are the owner's again.
 
         A write that failed proves nothing: its bytes may lie in a buffer of the owner's host. Such a grant
-        stays in quarantine there until one of the two processes ends.
+        stays in quarantine there until one of the two processes ends. One that is stuck is waited for here,
+        and not by the owner.
         """
+        if push.is_stalled:
+            await self._tell_owner(GiveUp(self.job.job, "a write is stuck"))
         await push.wait_settled()
         if push.has_failed:
             self._tools.held.doubt(granted.grant, peer.card.process)

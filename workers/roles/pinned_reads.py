@@ -8,7 +8,7 @@ from proto.layout import PoolLayout
 from workers.control_client import ControlClient
 from workers.engine.engine import Engine
 from workers.transfer.peers import Peer
-from workers.transfer.pull import pull_blocks
+from workers.transfer.pull import Pull
 from workers.transfer.transfers import Transfers
 
 ASK_TIMEOUT_S = 2.0
@@ -28,33 +28,37 @@ class PinnedReads:
     async def read(self, peer: Peer, pin: str, theirs: Sequence[int], sequence: str, end: int) -> None:
         """`sequence` gets the KV of its tokens up to `end` from `theirs`, and goes on awaiting; the pin ends.
 
-        Cancel: what is posted ends first, since it writes into our blocks.
+        Blocks that a read is still writing into when this ends come back once it has ended.
 
         Raises:
             TransferFault: no room for it, the read failed, or the pin did not hold until its end.
+            DeadlineExceeded: the read is stuck.
         """
         try:
             ours = self._engine.set_aside(sequence, end)
         except GrantRefused:
             await self.unpin(peer.card.worker, pin)
             raise
+        pull = Pull(self._pool, self._transfers, on_late_end=lambda: self._engine.give_back(ours))
         has_landed = False
         try:
-            if not await self._has_read(peer, pin, theirs, ours):
+            if not await self._has_read(pull, peer, pin, theirs, ours):
                 raise PinLost(pin=pin)
             has_landed = self._engine.lay(sequence, ours, end)
         finally:
-            if not has_landed:
+            if not has_landed and not pull.is_on_way:
                 self._engine.give_back(ours)
         if not has_landed:
             raise GrantRefused(job=sequence, reason="it was cancelled")
 
-    async def _has_read(self, peer: Peer, pin: str, theirs: Sequence[int], ours: Sequence[int]) -> bool:
+    async def _has_read(
+        self, pull: Pull, peer: Peer, pin: str, theirs: Sequence[int], ours: Sequence[int]
+    ) -> bool:
         """Whether what was read is whole."""
         is_whole = len(theirs) == len(ours)
         try:
             if is_whole:
-                await pull_blocks(peer, theirs, self._pool, ours, self._transfers)
+                await pull.run(peer, theirs, ours)
         finally:
             was_held = await self.unpin(peer.card.worker, pin)
         return is_whole and was_held

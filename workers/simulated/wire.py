@@ -57,16 +57,21 @@ class WireEnd:
     """The `Transfers` of one worker. Belongs to the event loop, on which it calls back."""
 
     def __init__(self, wire: Wire, on_landing: OnLanding, on_moved: OnMoved) -> None:
-        self.is_alive = True
+        self._is_open = True
         self._wire = wire
         self._on_landing = on_landing
         self._on_moved = on_moved
         self._loop = asyncio.get_running_loop()
         self._free_s = 0.0  # when the link has sent all that was submitted
 
+    @property
+    def fault(self) -> str:
+        """See `Transfers`."""
+        return "" if self._is_open else "they have ended"
+
     def close(self) -> None:
         """Nothing leaves any more."""
-        self.is_alive = False
+        self._is_open = False
 
     def submit(self, transfer: Transfer) -> None:
         """See `Transfers`."""
@@ -77,7 +82,7 @@ class WireEnd:
         self._loop.call_later(begin_s - now_s, self._begin, transfer, took_s)
 
     def _begin(self, transfer: Transfer, took_s: float) -> None:
-        if not self.is_alive or not transfer.may_start():
+        if not self._is_open or not transfer.may_start():
             transfer.on_refused()
             return
         self._loop.call_later(took_s, self._finish, transfer, took_s)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from proto.codec import encode
 from proto.control import Granted
-from proto.errors import InternalFault, KvmeshError
+from proto.errors import DeadlineExceeded, InternalFault, KvmeshError
 from proto.jobs import Landing
 from proto.layout import BlockPair, LayerRange, PoolLayout, plan_copies
 from workers.transfer.outcome import Outcome
@@ -31,7 +31,7 @@ class Push:
     0 until then. `num_computed_bytes` of those written had landed at that end.
 
     After `stop` or a failed write nothing more is posted. `on_fault` is called on the loop when a write
-    fails, at least once.
+    fails or is stuck, at least once.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Push:
         self._num_landed_bytes = 0
         self._layers_sent: Counter[tuple[int, int]] = Counter()
         self._fault: KvmeshError | None = None
+        self._stall: KvmeshError | None = None
         self._is_stopped = False
         self._loop = asyncio.get_running_loop()
         self._progress = asyncio.Event()
@@ -93,6 +94,7 @@ class Push:
                 self._may_start,
                 lambda: self._on_over(0, None),
                 lambda failure: self._on_over(num_bytes, failure),
+                self._on_stalled,
             )
         )
 
@@ -110,6 +112,7 @@ class Push:
 
         Raises:
             TransferFault: a write failed.
+            DeadlineExceeded: a write is stuck; it may end yet.
             InternalFault: the push was stopped, or `blocks` are not the whole sequence.
         """
         await self._wait_written()
@@ -152,10 +155,18 @@ class Push:
         """Whether a write failed. What was posted of it may land late, for all that can be known here."""
         return self._fault is not None
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a write was stuck, and may be still."""
+        return self._stall is not None
+
     async def _wait_written(self) -> None:
-        await self.wait_settled()
-        if self._fault is not None:
-            raise self._fault
+        while self._on_way and self._stall is None:
+            self._progress.clear()
+            await self._progress.wait()
+        fault = self._fault or self._stall
+        if fault is not None:
+            raise fault
 
     def _in_doubt(self, sources: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Those not written exactly once, or written from another block too: one that was taken away."""
@@ -187,6 +198,15 @@ class Push:
                 self._num_landed_bytes += num_bytes
             self._fault = self._fault or failure
         self._loop.call_soon_threadsafe(self._note_over, failure)
+
+    def _on_stalled(self, limit_s: float) -> None:
+        what = f"a write to {self._peer.card.worker}"
+        self._loop.call_soon_threadsafe(self._note_stalled, DeadlineExceeded(what=what, limit_s=limit_s))
+
+    def _note_stalled(self, fault: KvmeshError) -> None:
+        self._stall = fault
+        self._progress.set()
+        self._on_fault(fault)
 
     def _note_over(self, failure: KvmeshError | None) -> None:
         self._progress.set()

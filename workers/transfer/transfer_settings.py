@@ -54,6 +54,13 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         list[str],
         Meta(description="parameters of NIXL's UCX backend, name=value each, as num_workers=2"),
     ] = []
+    stall_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="seconds after which a transfer counts as stuck: health fails, its job is given up",
+        ),
+    ] = 10.0
 
 
 def ucx_environment(settings: TransferSettings) -> dict[str, str]:

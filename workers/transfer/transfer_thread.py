@@ -8,6 +8,9 @@
 NIXL has nothing to wait on, and moves only while it is looked at. A look costs about a microsecond: there
 is one each `POLL_S` while a transfer moves, a peer may touch this memory, or something was done just now, and
 one each `IDLE_LOOK_S` otherwise, so that peers can say hello and goodbye.
+
+A transfer that takes longer than `stall_s` is told of and goes on: nothing can call it back. A call of the
+library that takes longer has hung the thread, which is a fault of the whole process.
 """
 
 import asyncio
@@ -44,11 +47,12 @@ class _Order:
     refuse: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Moving:
     transfer: Transfer
     handle: Any
     began_s: float
+    is_stalled: bool = False
 
 
 class TransferThread:
@@ -57,7 +61,11 @@ class TransferThread:
     `on_landing` and `on_moved` (a transfer that is done, and the seconds it took) are called in the thread.
     """
 
-    def __init__(self, transport: NixlTransport, on_landing: OnLanding, on_moved: OnMoved) -> None:
+    def __init__(
+        self, transport: NixlTransport, on_landing: OnLanding, on_moved: OnMoved, stall_s: float
+    ) -> None:
+        self._stall_s = stall_s
+        self._looked_s = 0.0
         self._transport = transport
         self._on_landing = on_landing
         self._on_moved = on_moved
@@ -79,6 +87,7 @@ class TransferThread:
         Raises:
             InternalFault: NIXL does not start.
         """
+        self._looked_s = time.monotonic()
         self._thread.start()
         try:
             yield await asyncio.wrap_future(self._opened)
@@ -87,8 +96,21 @@ class TransferThread:
             await asyncio.to_thread(self._thread.join, 2 * CLOSE_S)
 
     @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive() and not self._has_ended.is_set()
+    def fault(self) -> str:
+        """See `Transfers`. After a stop of the whole process it says for a moment that the thread hangs."""
+        if not self._thread.is_alive() or self._has_ended.is_set():
+            return "they have ended"
+        silent_s = time.monotonic() - self._looked_s
+        return f"a call has not returned for {silent_s:.0f} s" if silent_s > self._stall_s else ""
+
+    @property
+    def ailment(self) -> str:
+        """`fault`, or that what was posted does not end."""
+        stalled = [moving for moving in list(self._moving) if moving.is_stalled]
+        if self.fault or not stalled:
+            return self.fault
+        age_s = time.monotonic() - min(moving.began_s for moving in stalled)
+        return f"{len(stalled)} have not ended, one for {age_s:.0f} s"
 
     def submit(self, transfer: Transfer) -> None:
         self._put(_Order(lambda: self._post(transfer), transfer.on_refused))
@@ -165,6 +187,7 @@ class TransferThread:
             self._transport.close()
 
     def _look(self) -> None:
+        self._looked_s = time.monotonic()
         self._check_moving()
         self._hear_notices()
         self._remove_leaving()
@@ -209,6 +232,7 @@ class TransferThread:
         fault: KvmeshError | None = None
         try:
             if self._transport.check(transfer.agent, moving.handle) is TransferState.MOVING:
+                self._check_age(moving)
                 return False
             self._on_moved(transfer, time.monotonic() - moving.began_s)
         except TransferFault as error:
@@ -216,6 +240,16 @@ class TransferThread:
         self._transport.release(moving.handle)
         transfer.on_done(fault)
         return True
+
+    def _check_age(self, moving: _Moving) -> None:
+        age_s = time.monotonic() - moving.began_s
+        if moving.is_stalled or age_s <= self._stall_s:
+            return
+        moving.is_stalled = True
+        transfer = moving.transfer
+        size = {"agent": transfer.agent, "num_bytes": transfer.num_bytes}
+        log.error("a %s has not ended after %.0f s", transfer.operation, age_s, extra=size)
+        transfer.on_stalled(self._stall_s)
 
     def _hear_notices(self) -> None:
         for notice in self._transport.take_notices():

@@ -13,6 +13,10 @@ OnDone = Callable[[KvmeshError | None], None]
 OnLanding = Callable[[Landing], None]
 
 
+def _wait_on(_: float) -> None:
+    """Whoever submitted it waits for its end, however late."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """One posted operation.
@@ -20,7 +24,8 @@ class Transfer:
     `may_start` is asked right before the post, where it is made: a holder whose grant has ended in the
     meantime must not write. Then one of the two is called, once: `on_refused` when nothing of it was posted
     (by who carries, or by who submits when that has ended), `on_done` with None or what went wrong. Neither
-    is called when what carries ends while the transfer moves: then nothing is known.
+    is called when what carries ends while the transfer moves: then nothing is known. Before, `on_stalled` is
+    called, once, when it takes longer than the seconds that any may: it may end yet, and its bytes may land.
     """
 
     operation: Operation
@@ -30,6 +35,7 @@ class Transfer:
     may_start: Callable[[], bool]
     on_refused: Callable[[], None]
     on_done: OnDone
+    on_stalled: Callable[[float], None] = _wait_on
 
     @property
     def num_bytes(self) -> int:
@@ -43,7 +49,9 @@ class Transfers(Protocol):
     """Every method may be called from any thread; callbacks may come in another."""
 
     @property
-    def is_alive(self) -> bool: ...
+    def fault(self) -> str:
+        """Why nothing moves any more, in a few words; empty while all is well."""
+        ...
 
     def submit(self, transfer: Transfer) -> None:
         """Post a transfer after all that was submitted before."""

@@ -124,7 +124,7 @@ async def open_peers(etcd: Server, ns: str) -> AsyncIterator[tuple[Peers, Transf
     """Peers that know the holders from a directory, over a real agent."""
     pool = MemoryPool()
     transfers = TransferThread(
-        NixlTransport(f"owner.{ns}", pool.layout), lambda landing: None, lambda transfer, took_s: None
+        NixlTransport(f"owner.{ns}", pool.layout), lambda landing: None, lambda transfer, took_s: None, 20.0
     )
     async with transfers.running() as rank, open_directory(DirectorySettings([etcd.url])) as directory:
         agents = Agents()

@@ -18,6 +18,8 @@ from workers.transfer.nixl_transport import NixlTransport
 from workers.transfer.transfer_thread import TransferThread
 from workers.transfer.transfers import Transfer
 
+LIMIT_S = 20.0
+
 
 @dataclass(frozen=True)
 class PoolOrder:
@@ -50,7 +52,7 @@ async def _serve(link: Connection, agent: str, pool: MemoryPool) -> None:
     def on_moved(transfer: Transfer, took_s: float) -> None:
         raise AssertionError("this process moves nothing itself")
 
-    transfers = TransferThread(NixlTransport(agent, pool.layout), on_landing, on_moved)
+    transfers = TransferThread(NixlTransport(agent, pool.layout), on_landing, on_moved, LIMIT_S)
     async with transfers.running() as rank:
         transfers.expect(1)
         link.send(msgspec.msgpack.encode(rank))

@@ -3,7 +3,7 @@
 import asyncio
 import multiprocessing
 import queue
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -77,19 +77,26 @@ class PeerProcess:
 
 
 class Scene:
-    """Our own pool and thread. `moved` has what was reported as done; `rank` is how we are reached."""
+    """Our own pool and thread. `moved` has what was reported as done, and `on_moved` is called then, in the
+    thread; `rank` is how we are reached."""
 
     rank: RankAgent
 
-    def __init__(self, pool: MemoryPool, stack: AsyncExitStack) -> None:
+    def __init__(self, pool: MemoryPool, stack: AsyncExitStack, stall_s: float) -> None:
         self.pool = pool
+        self.on_moved: Callable[[], None] = lambda: None
         self.moved: list[tuple[Operation, int]] = []
         self.transfers = TransferThread(
             NixlTransport(f"test.{new_id()}", pool.layout),
             lambda landing: None,
-            lambda transfer, took_s: self.moved.append((transfer.operation, transfer.num_bytes)),
+            self._note_moved,
+            stall_s,
         )
         self._stack = stack
+
+    def _note_moved(self, transfer: Transfer, _: float) -> None:
+        self.moved.append((transfer.operation, transfer.num_bytes))
+        self.on_moved()
 
     def start_stranger(
         self, name: str = "stranger", num_blocks: int = 8, num_heads: int = 2, ucx_tls: str = ""
@@ -144,8 +151,10 @@ class Scene:
 
 
 @asynccontextmanager
-async def open_scene(num_blocks: int = 8, num_heads: int = 2) -> AsyncIterator[Scene]:
+async def open_scene(
+    num_blocks: int = 8, num_heads: int = 2, stall_s: float = LIMIT_S
+) -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack:
-        scene = Scene(MemoryPool(num_blocks, num_heads), stack)
+        scene = Scene(MemoryPool(num_blocks, num_heads), stack, stall_s)
         async with scene.transfers.running() as scene.rank:
             yield scene

@@ -135,7 +135,7 @@ def test_a_write_to_a_stopped_process_is_not_over_before_it_goes_on(monkeypatch:
 def test_what_is_asked_of_an_ended_thread_is_refused() -> None:
     async def run() -> None:
         async with open_scene() as scene:
-            assert scene.transfers.is_alive
+            assert scene.transfers.fault == scene.transfers.ailment == ""
         refused: list[str] = []
 
         def on_done(_: object) -> None:
@@ -148,6 +148,6 @@ def test_what_is_asked_of_an_ended_thread_is_refused() -> None:
         told = Outcome(asyncio.get_running_loop())
         scene.transfers.notify("x", b"", told.settle)
         assert isinstance(await told.wait(), PeerGone)
-        assert not scene.transfers.is_alive
+        assert scene.transfers.fault == scene.transfers.ailment == "they have ended"
 
     asyncio.run(run())

@@ -1,0 +1,96 @@
+"""Writes over TCP to a worker that is stopped: health says so in seconds, and nothing is held up by them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proto.names import new_id
+from proto.roles import Role
+from services.servers import Server
+from tests.workers.harness import Client, Fleet, Worker, open_client, random_prompt, until
+from workers.transfer.transfer_settings import TransferSettings
+
+PUSHED = "kvmesh_kv_bytes_pushed_total"
+END_S = 20.0
+"""A drain, what is given back, and the wait for what moves; with air."""
+
+
+@pytest.fixture
+def over_tcp(nats_server: Server, etcd_server: Server, tiny: Path, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(nats_server, etcd_server, f"test-{new_id()}", tmp_path)
+    common: dict[str, Any] = {
+        "num_blocks": 300,
+        "max_sequences": 8,
+        "step_tokens": 32,
+        "push_kib": 1,
+        "transfer": TransferSettings(transports=["tcp"], stall_s=1.0),
+    }
+    fleet.start("decode", Role.DECODE, tiny, remote_min_tokens=24, prefill_choice="threshold", **common)
+    fleet.start("prefill", Role.PREFILL, tiny, **common)
+    try:
+        asyncio.run(fleet.wait_ready("decode", "prefill"))
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with open_client(fleet, "tiny") as client:
+            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
+            await body(client)
+
+    asyncio.run(run())
+
+
+async def stop_in_mid_write(fleet: Fleet, client: Client) -> None:
+    """The decode worker, while it is written to; until the prefill worker's health fails."""
+    decode, prefill = fleet.worker("decode"), fleet.worker("prefill")
+    before = await asyncio.to_thread(prefill.metric, PUSHED)
+    await client.begin("decode", random_prompt(2000, 80))
+
+    async def is_written() -> bool:
+        return await asyncio.to_thread(prefill.metric, PUSHED) > before
+
+    await until("some is written", is_written)
+    assert await ailments_of(prefill) == {}
+    decode.process.suspend()
+    await wait_ailing(prefill, is_ailing=True)
+
+
+async def ailments_of(worker: Worker) -> dict[str, str]:
+    return await asyncio.to_thread(lambda: worker.ailments)
+
+
+async def wait_ailing(worker: Worker, *, is_ailing: bool) -> None:
+    async def has_changed() -> bool:
+        return ("transfers" in await ailments_of(worker)) == is_ailing
+
+    await until("health has changed", has_changed, limit_s=8)
+
+
+def test_health_fails_while_a_write_is_stuck_and_all_is_well_once_it_has_ended(over_tcp: Fleet) -> None:
+    async def body(client: Client) -> None:
+        await stop_in_mid_write(over_tcp, client)
+        over_tcp.worker("decode").process.resume()
+        await wait_ailing(over_tcp.worker("prefill"), is_ailing=False)
+        await client.wait_rest("decode", "prefill")
+        await client.wait_report("prefill", lambda report: report.num_jobs == 0)
+        assert (await client.generate("decode", random_prompt(500, 81))).final.prefill == "remote"
+
+    run_client(over_tcp, body)
+
+
+def test_a_stuck_write_does_not_keep_a_worker_from_ending(over_tcp: Fleet) -> None:
+    async def body(client: Client) -> None:
+        await stop_in_mid_write(over_tcp, client)
+        prefill = over_tcp.worker("prefill").process
+        prefill.terminate()
+        await asyncio.to_thread(prefill.wait, END_S)
+        over_tcp.worker("decode").process.resume()
+        await client.wait_rest("decode")
+
+    run_client(over_tcp, body)
