@@ -192,6 +192,7 @@ class DecodeDesk:
             trace=self._tracing.inject({}),
         )
         served.job = OwnedJob(job, served.sequence, cached, end, best)
+        self._remote.announce(served.job)
         self._group.create_task(self._await_prefill(served, served.job), name=f"remote prefill {job.job}")
 
     async def _await_prefill(self, served: Served, owned: OwnedJob) -> None:

@@ -59,6 +59,7 @@ class TokenClient:
         salt: str = "",
         temperature: float = 0.0,
         limit_s: float = LIMIT_S,
+        worker: str = "",
     ) -> TokenAnswer:
         """Exactly `num_tokens` tokens for `prompt`, ends of sequence ignored."""
         request = GenerateRequest(
@@ -71,6 +72,7 @@ class TokenClient:
             Stopping(max_tokens=num_tokens, ignore_eos=True),
             limit_s,
             salt=salt,
+            wanted_worker=worker,
         )
         frames = self._frames[request.request] = asyncio.Queue()
         began = time.monotonic()

@@ -72,6 +72,22 @@ def test_a_sibling_costs_less_where_their_prefix_is_on_its_way() -> None:
     assert cost(there).total_s < cost(IDLE).total_s
 
 
+def test_a_prompt_leaves_a_worker_that_runs_others_for_a_prefill_worker_that_takes_longer() -> None:
+    pool = pool_of((500, 1000.0))
+    assert not cost(IDLE, pool=pool).is_remote
+    busy = cost(IDLE | {"num_sequences": 1.0}, pool=pool)
+    assert busy.is_remote
+    assert busy.wait_s == pytest.approx(1.5)
+
+
+def test_a_prefix_that_a_prefill_worker_holds_is_not_computed_there() -> None:
+    pool = pool_of((0, 1000.0), hit_tokens=800.0)
+    assert cost(IDLE, pool=pool).wait_s == pytest.approx(0.2)
+    assert cost(IDLE | {"hit_tokens": 600.0}, pool=pool).wait_s == pytest.approx(0.2)
+    more = cost(IDLE | {"hit_tokens": 700.0, "num_sequences": 1.0}, pool=pool_of((0, 1e3), hit_tokens=80.0))
+    assert more.wait_s == pytest.approx(0.3)
+
+
 def test_a_prefix_hit_saves_its_share_of_the_prefill() -> None:
     assert cost(IDLE | {"hit_tokens": 800}).wait_s == pytest.approx(0.2)
 

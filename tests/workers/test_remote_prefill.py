@@ -100,6 +100,31 @@ def test_a_prefix_that_only_the_prefill_worker_has_is_pushed_and_not_computed(co
     run_client(computing, body)
 
 
+@pytest.mark.parametrize(("num_here", "num_there"), [(6, 3), (3, 10)])
+def test_of_two_prefixes_the_longer_is_used_and_only_what_it_has_more_is_pulled(
+    computing: Fleet, num_here: int, num_there: int
+) -> None:
+    async def body(client: Client) -> None:
+        prefill = computing.worker("prefill")
+        prompt = random_prompt(400, seed=20 + num_here)
+        there = await client.generate("queued", prompt[: num_there * BLOCK_SIZE + 1], max_tokens=1)
+        assert there.final.prefill == "remote"
+        for num_blocks in range(1, num_here + 1):
+            await client.generate("direct", prompt[: num_blocks * BLOCK_SIZE + 1], max_tokens=1)
+        pulled = await asyncio.to_thread(prefill.metric, "kvmesh_kv_bytes_pulled_total")
+        computed = await asyncio.to_thread(prefill.metric, "kvmesh_computed_tokens")
+        stream = await client.generate("direct", prompt)
+        assert (stream.final.prefill, stream.final.cached_tokens) == ("remote", num_here * BLOCK_SIZE)
+        assert stream.tokens == (await client.generate("local", prompt)).tokens
+        pulled = await asyncio.to_thread(prefill.metric, "kvmesh_kv_bytes_pulled_total") - pulled
+        computed = await asyncio.to_thread(prefill.metric, "kvmesh_computed_tokens") - computed
+        assert pulled == max(0, num_here - num_there) * BLOCK_BYTES
+        assert computed == 399 - max(num_here, num_there) * BLOCK_SIZE
+        await client.wait_rest("direct", "queued", "prefill")
+
+    run_client(computing, body)
+
+
 def test_many_at_once_share_a_prefix_and_each_gets_its_own_tokens(computing: Fleet) -> None:
     async def body(client: Client) -> None:
         shared = random_prompt(160, seed=13)

@@ -21,7 +21,7 @@ class OwnedJob:
     it when asked directly; `is_takers_fault` is set when who had it did not deliver.
     """
 
-    def __init__(self, job: PrefillJob, sequence: str, start: int, end: int, best: str = "") -> None:
+    def __init__(self, job: PrefillJob, sequence: str, start: int, end: int, best: str) -> None:
         self.job = job
         self.best = best
         self.sequence = sequence

@@ -1,7 +1,7 @@
 """Who could take a prefill job: the prefill workers of one model, by their reports.
 
 ```
- offered ─► asked directly: counts there ─► taken ─► a report includes it: counts no more
+ offered ─► asked directly: counts there ─► taken ─► a report includes it ─► ended: counts no more
                 │ refused
                 ▼
             in the queue: counts a share everywhere ─► somebody asks for the grant: counts no more
@@ -30,12 +30,13 @@ def _anybody(worker: str, incarnation: str) -> bool:
 
 @dataclass(slots=True)
 class _Offer:
-    """A job that no report includes yet: with `worker`, as its `number`th once it has said so; or in the
-    queue, with nobody."""
+    """A job of ours: with `worker`, as its `number`th once it has said so; or in the queue, with nobody.
+    `is_included` in that worker's last report."""
 
     num_tokens: int
     worker: str = ""
     number: int | None = None
+    is_included: bool = False
 
 
 class PrefillView:
@@ -57,6 +58,7 @@ class PrefillView:
         self._pauses: dict[str, Backoff] = {}
         self._avoided_until_s: dict[str, float] = {}
         self._offers: dict[str, _Offer] = {}
+        self._ended_tokens: dict[str, int] = {}  # of jobs that the last report includes
 
     def learn(self, report: LoadReport) -> None:
         if report.model != self._model:
@@ -66,12 +68,14 @@ class PrefillView:
             self.lose(report.worker)
         if report.role is Role.PREFILL and report.state is WorkerState.READY:
             self._reports[report.worker] = report
-            self._drop_included(report)
+            self._ended_tokens.pop(report.worker, None)
+            self._note_included(report)
         else:
             self._reports.pop(report.worker, None)
 
     def lose(self, worker: str) -> None:
         self._reports.pop(worker, None)
+        self._ended_tokens.pop(worker, None)
         self.forgive(worker)
         for job in [job for job, offer in self._offers.items() if offer.worker == worker]:
             del self._offers[job]
@@ -99,7 +103,7 @@ class PrefillView:
         offer.number = number
         report = self._reports.get(offer.worker)
         if report is not None:
-            self._drop_included(report)
+            self._note_included(report)
 
     def note_queued(self, job: str, num_tokens: int) -> None:
         """It waits in the queue, for whoever comes first."""
@@ -112,8 +116,11 @@ class PrefillView:
             del self._offers[job]
 
     def note_ended(self, job: str) -> None:
-        """It is computed, or nobody will."""
-        self._offers.pop(job, None)
+        """It is computed, or nobody will. The last report may still count it."""
+        offer = self._offers.pop(job, None)
+        if offer is not None and offer.is_included:
+            ended_tokens = self._ended_tokens.get(offer.worker, 0)
+            self._ended_tokens[offer.worker] = ended_tokens + offer.num_tokens
 
     def others(self, prefixes: Mapping[str, int]) -> list[There]:
         """Who could take a job now. Args: `prefixes`: tokens of its prompt at those that hold some."""
@@ -122,8 +129,7 @@ class PrefillView:
         return [
             There(
                 worker=report.worker,
-                waiting_tokens=report.job_tokens
-                + report.waiting_tokens
+                waiting_tokens=self._reported_tokens(report)
                 + asked.get(report.worker, 0)
                 + num_queued / len(candidates),
                 prefill_rate=report.prefill_rate,
@@ -134,23 +140,23 @@ class PrefillView:
             for report in candidates
         ]
 
+    def _reported_tokens(self, report: LoadReport) -> int:
+        """As it said, but for what has ended since."""
+        job_tokens = max(0, report.job_tokens - self._ended_tokens.get(report.worker, 0))
+        return job_tokens + report.waiting_tokens
+
     def _offered(self) -> tuple[dict[str, int], int]:
         """Tokens that no report includes yet: with each worker, and in the queue."""
         asked: dict[str, int] = {}
         for offer in self._offers.values():
-            asked[offer.worker] = asked.get(offer.worker, 0) + offer.num_tokens
+            if not offer.is_included:
+                asked[offer.worker] = asked.get(offer.worker, 0) + offer.num_tokens
         return asked, asked.pop("", 0)
 
-    def _drop_included(self, report: LoadReport) -> None:
-        included = [
-            job
-            for job, offer in self._offers.items()
-            if offer.worker == report.worker
-            and offer.number is not None
-            and offer.number <= report.jobs_taken
-        ]
-        for job in included:
-            del self._offers[job]
+    def _note_included(self, report: LoadReport) -> None:
+        for offer in self._offers.values():
+            if offer.worker == report.worker and offer.number is not None:
+                offer.is_included = offer.number <= report.jobs_taken
 
     def _candidates(self) -> list[LoadReport]:
         now_s = self._now_s()

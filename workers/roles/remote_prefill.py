@@ -68,6 +68,14 @@ class RemotePrefills:
         """Whether blocks for so many tokens could be lent now."""
         return self._lender.can_lend(num_tokens)
 
+    def announce(self, owned: OwnedJob) -> None:
+        """It counts where it is offered first from the moment of the choice on: the next choice knows it.
+        `run` must follow."""
+        if self._asks_directly:
+            self._view.note_asked(owned.job.job, owned.end - owned.start, owned.best)
+        else:
+            self._view.note_queued(owned.job.job, owned.end - owned.start)
+
     async def run(self, owned: OwnedJob) -> JobEnd:
         """See the job to its end; afterwards the sequence is scheduled here, unless it was cancelled.
 
@@ -126,10 +134,7 @@ class RemotePrefills:
 
     async def _is_taken_directly(self, owned: OwnedJob) -> bool:
         """Whether the best prefill worker says that it has taken it."""
-        if not owned.best:
-            return False
         owned.taker = owned.best
-        self._view.note_asked(owned.job.job, owned.end - owned.start, owned.best)
         try:
             taken = await self._control.ask(owned.best, TakeJob(owned.job), JobTaken, ASK_TIMEOUT_S)
         except KvmeshError as error:

@@ -132,6 +132,25 @@ def test_chunks_end_on_block_borders_and_decodes_go_first() -> None:
     assert [step[1] for step in steps] == [(0, 8), (8, 8), (16, 8), (24, 6), (30, 1)]
 
 
+def test_prefills_for_others_share_the_tokens_of_a_step_and_are_counted_apart() -> None:
+    desk = Desk(small_settings(step_tokens=24))
+    for first in (1, 2, 3):
+        desk.engine.add(prefill_of(f"p{first}", [first] * 9))
+    desk.engine.add(spec_of("own", [4] * 7))
+    load = desk.engine.load()
+    assert (load.waiting_tokens, load.job_tokens) == (27 + 7, 27)
+    desk.engine.step_once()
+    assert desk.runner.batches == [[(0, 9), (0, 9), (0, 4)]]
+    load = desk.engine.load()
+    assert (load.waiting_tokens, load.job_tokens) == (5 + 7, 5)
+    desk.step_to_rest()
+    assert desk.record.held == ["p1", "p2", "p3"]
+    assert len(desk.runner.batches[1]) == 2
+    for name in desk.record.held:
+        desk.engine.release(name)
+    desk.assert_at_rest()
+
+
 def test_a_lower_priority_number_goes_first_then_the_earlier_arrival() -> None:
     desk = Desk(small_settings(max_sequences=1))
     for name, priority in [("late", 1), ("first", 0), ("second", 0), ("urgent", -1)]:

@@ -74,7 +74,7 @@ class Lending:
         tokens = list(range(first_token, first_token + num_tokens))
         start = self.engine.add(self._spec(name, tokens), await_kv=True)
         job = PrefillJob(name, name, "model", "owner", "one", pack_tokens(tokens[:-1]), 10.0)
-        owned = OwnedJob(job, name, start, num_tokens - 1)
+        owned = OwnedJob(job, name, start, num_tokens - 1, "best")
         self.lender.open_job(owned)
         return owned
 

@@ -111,6 +111,21 @@ def test_a_job_is_counted_once_when_the_report_comes_before_the_answer() -> None
     assert waiting_tokens(view) == {"p": 500}
 
 
+def test_a_job_that_ended_counts_no_more_though_the_last_report_has_it() -> None:
+    view = PrefillView("m")
+    for job, number in (("first", 1), ("second", 2)):
+        view.note_asked(job, 500, "p")
+        view.learn(report("p", jobs_taken=number, job_tokens=450 + 500 * (number - 1)))
+        view.note_taken(job, number)
+    assert waiting_tokens(view) == {"p": 950}
+    view.note_ended("first")
+    assert waiting_tokens(view) == {"p": 450}
+    view.learn(report("p", jobs_taken=2, job_tokens=400))
+    assert waiting_tokens(view) == {"p": 400}
+    view.note_ended("second")
+    assert waiting_tokens(view) == {"p": 0}
+
+
 def test_a_job_in_the_queue_counts_a_share_everywhere_until_somebody_takes_it() -> None:
     view = PrefillView("m")
     for worker in ("a", "b"):

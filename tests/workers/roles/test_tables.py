@@ -112,7 +112,7 @@ def new_job(job: str = "job") -> PrefillJob:
 
 def test_the_first_end_of_a_job_counts() -> None:
     async def body() -> None:
-        owned = OwnedJob(new_job(), "sequence", 0, 16)
+        owned = OwnedJob(new_job(), "sequence", 0, 16, "best")
         assert owned.is_open
         owned.settle(JobEnd.LANDED)
         owned.settle(JobEnd.FAILED, "too late")
@@ -124,7 +124,7 @@ def test_the_first_end_of_a_job_counts() -> None:
 
 def test_an_ended_job_lets_nobody_wait_for_its_grant() -> None:
     async def body() -> None:
-        owned = OwnedJob(new_job(), "sequence", 0, 16)
+        owned = OwnedJob(new_job(), "sequence", 0, 16, "best")
         owned.settle(JobEnd.CANCELLED)
         async with asyncio.timeout(1):
             await owned.wait_granted()
@@ -134,7 +134,7 @@ def test_an_ended_job_lets_nobody_wait_for_its_grant() -> None:
 
 def test_who_waits_for_a_job_may_leave_without_ending_it() -> None:
     async def body() -> None:
-        owned = OwnedJob(new_job(), "sequence", 0, 16)
+        owned = OwnedJob(new_job(), "sequence", 0, 16, "best")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
                 await owned.wait_ended()
@@ -148,7 +148,7 @@ def test_who_waits_for_a_job_may_leave_without_ending_it() -> None:
 def test_only_the_holder_of_a_landing_has_done_the_prefill() -> None:
     async def body() -> None:
         for end, holder in ((JobEnd.LANDED, "holder"), (JobEnd.FAILED, ""), (JobEnd.CANCELLED, "")):
-            owned = OwnedJob(new_job(), "sequence", 0, 16)
+            owned = OwnedJob(new_job(), "sequence", 0, 16, "best")
             owned.note_grant(add_grant(GrantTable(), "g"))
             assert owned.landed_by == ""
             owned.settle(end)

@@ -1,0 +1,120 @@
+"""Where the prompts of simulated workers are prefilled, among real routers and real queues."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.admin import AdminSettings
+from services.servers import Server, reserve_port
+from tests.services.waiting import wait_for
+from tests.workers.harness import random_prompt, until
+from tests.workers.simulated.scene import FAST, MODEL, open_scene, settings_of
+from workers.simulated.settings import SimulateSettings
+
+BLOCK = 16
+PREFIX_BLOCKS = 20
+ANSWER_TOKENS = 8
+LONG_ANSWER_TOKENS = 600
+
+
+@pytest.fixture
+def settings(nats_server: Server, etcd_server: Server, text_folder: Path) -> SimulateSettings:
+    admin = AdminSettings(port=reserve_port())
+    settings = settings_of(nats_server, etcd_server, text_folder, workers=2, prefill_workers=2)
+    return msgspec.structs.replace(settings, admin=admin)
+
+
+async def read_samples(admin_port: int, name: str) -> dict[tuple[str, ...], float]:
+    """By the values of their labels, in the order of the labels' names."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        text = (await client.get(f"http://127.0.0.1:{admin_port}/metrics")).text
+    samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+    return {
+        tuple(value for _, value in sorted(sample.labels.items())): sample.value
+        for sample in samples
+        if sample.name == name
+    }
+
+
+def test_the_prefill_worker_that_has_the_prefix_is_asked_first(settings: SimulateSettings) -> None:
+    """What one decode worker has had prefilled is known to the router, which tells the other."""
+
+    async def body() -> None:
+        router = AdminSettings(port=reserve_port())
+        always = msgspec.structs.replace(settings, prefill_choice="threshold")
+        async with open_scene(always, admin=router) as scene:
+            await scene.wait_reports()
+            prefixes = [random_prompt(PREFIX_BLOCKS * BLOCK, seed) for seed in range(6)]
+            holders = []
+            for prefix in prefixes:
+                answer = await scene.client.ask(MODEL, [*prefix, 11], ANSWER_TOKENS, worker="sim-0")
+                assert answer.end is not None
+                holders.append(answer.end.prefill_worker)
+
+            await scene.wait_reports()
+            last_events = sum(report.last_event for report in scene.reports.values())
+
+            async def knows_all() -> bool:
+                return (await read_samples(router.port, "kvmesh_route_kv_events_total"))[()] >= last_events
+
+            await until("the router's index has what all workers told", knows_all)
+            for prefix, holder in zip(prefixes, holders, strict=True):
+                answer = await scene.client.ask(MODEL, [*prefix, 12], ANSWER_TOKENS, worker="sim-1")
+                assert answer.end is not None
+                assert answer.end.cached_tokens == 0
+                assert answer.end.prefill_worker == holder
+
+    asyncio.run(body())
+
+
+def test_a_long_prompt_stays_with_an_idle_worker_and_leaves_one_that_others_stream_from(
+    settings: SimulateSettings,
+) -> None:
+    async def body() -> None:
+        async with open_scene(settings) as scene:
+            await scene.wait_reports()
+
+            async def place_of(num_tokens: int, seed: int) -> str:
+                prompt = random_prompt(num_tokens, seed)
+                answer = await scene.client.ask(MODEL, prompt, ANSWER_TOKENS, worker="sim-0")
+                assert answer.end is not None
+                return answer.end.prefill
+
+            assert await place_of(600, seed=1) == "local"
+            async with asyncio.TaskGroup() as tasks:
+                streaming = scene.client.ask(MODEL, random_prompt(20, 2), LONG_ANSWER_TOKENS, worker="sim-0")
+                tasks.create_task(streaming, name="a stream")
+                await wait_for(lambda: scene.reports["sim-0"].num_running == 1)
+                assert await place_of(600, seed=3) == "remote"
+                assert await place_of(100, seed=4) == "local"
+                assert await place_of(600, seed=3) == "local"
+            assert await read_samples(settings.admin.port, "kvmesh_prefill_choices_total") == {
+                ("slower_there", "local"): 1,
+                ("chosen", "remote"): 1,
+                ("short", "local"): 2,
+                ("warm", "local"): 1,
+            }
+
+    asyncio.run(body())
+
+
+def test_jobs_that_come_together_are_spread_before_any_report_tells_of_them(
+    settings: SimulateSettings,
+) -> None:
+    async def body() -> None:
+        slow = msgspec.structs.replace(FAST, prefill_token_s=0.002)
+        apart = msgspec.structs.replace(settings, prefill_choice="threshold", simulated=slow)
+        async with open_scene(apart) as scene:
+            await scene.wait_reports()
+            prompts = [random_prompt(300, seed) for seed in range(6)]
+            answers = await asyncio.gather(
+                *(scene.client.ask(MODEL, prompt, ANSWER_TOKENS, worker="sim-0") for prompt in prompts)
+            )
+            by_worker = [answer.end.prefill_worker for answer in answers if answer.end is not None]
+            assert [by_worker.count(f"sim-prefill-{number}") for number in (0, 1)] == [3, 3]
+
+    asyncio.run(body())
