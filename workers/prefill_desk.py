@@ -151,7 +151,10 @@ class PrefillDesk:
                 await work.give_back()
             return
         job = _read_job(work)
-        if job is None or job.job in self._jobs:
+        if job is None or _is_poison(work):
+            with suppress(Unavailable, DeadlineExceeded):
+                await work.terminate()
+        elif job.job in self._jobs:
             await _end_quietly(work)
         else:
             self._start(group, job, work)
@@ -186,6 +189,14 @@ def _read_job(work: Work) -> PrefillJob | None:
     except InvalidRequest as error:
         log.error("a job cannot be read", extra={"reason": str(error)})
         return None
+
+
+def _is_poison(work: Work) -> bool:
+    """Whether every taker before us fell silent with it, and nobody would get it after us."""
+    is_poison = work.is_last_delivery and work.num_deliveries > 1
+    if is_poison:
+        log.error("a job was taken %d times and never done: it is dropped", work.num_deliveries - 1)
+    return is_poison
 
 
 async def _run_with_progress(held: HeldJob, work: Work | None) -> None:

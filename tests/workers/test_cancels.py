@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proto.control import Cancel, CancelJob
 from proto.reports import LoadReport
+from proto.roles import Role
 from tests.workers.harness import (
     Client,
     Fleet,
@@ -17,9 +20,18 @@ from tests.workers.harness import (
     random_prompt,
     until,
 )
+from workers.engine.simulated_model import SimulatedModel
 
 SHORT, LONG, MEDIUM = 8, 800, 300
 """Tokens of prompts: one that stays, one that is prefilled elsewhere for a second, one of half a second."""
+VERY_LONG, CHUNK = 2000, 32
+SLOW = SimulatedModel(step_s=0.005, prefill_token_s=0.001, first_token=10, num_tokens=400)
+ALONE: dict[str, Any] = {
+    "num_blocks": 256,
+    "step_tokens": CHUNK,
+    "max_sequences": 2,
+    "remote_min_tokens": 10**9,
+}
 
 
 def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
@@ -132,6 +144,37 @@ def test_a_request_that_is_computed_at_the_prefill_worker(simulated: Fleet) -> N
         await client.wait_rest("decode", "prefill", limit_s=2)
         assert await steps_of(simulated, "prefill") - cancelled <= 2
         assert stream.tokens == []
+
+    run_client(simulated, body)
+
+
+def test_a_short_request_behind_a_cancelled_long_prefill_starts_with_the_next_chunk(simulated: Fleet) -> None:
+    async def body(client: Client) -> None:
+        cancelled, follower = await begin_remote(client, VERY_LONG, CHUNK)
+        await wait_granted(client, 2)
+        await client.cancel(cancelled)
+        before = await steps_of(simulated, "prefill")
+        assert (await client.finish(follower, limit_s=2)).prefill == "remote"
+        assert await steps_of(simulated, "prefill") - before <= 3
+
+    run_client(simulated, body)
+
+
+def test_a_short_request_here_behind_a_cancelled_long_prefill_starts_with_the_next_chunk(
+    simulated: Fleet, tiny: Path
+) -> None:
+    async def body(client: Client) -> None:
+        simulated.start("alone", Role.DECODE, tiny, engine="simulated", simulated=SLOW, **ALONE)
+        await simulated.wait_ready("alone")
+        cancelled = await client.begin("alone", random_prompt(VERY_LONG - 1, 31))
+        await client.wait_report("alone", lambda report: report.num_running == 1)
+        follower = await client.begin("alone", random_prompt(SHORT, 32), max_tokens=1)
+        await client.cancel(cancelled)
+        before = await steps_of(simulated, "alone")
+        await client.finish(follower, limit_s=2)
+        assert await steps_of(simulated, "alone") - before <= 2
+        assert cancelled.tokens == []
+        await client.wait_rest("alone")
 
     run_client(simulated, body)
 
