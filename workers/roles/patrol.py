@@ -1,6 +1,8 @@
 """The owner's rounds: expired pins end, and every lent block is asked after until its writer's end is known.
 
-Lost messages heal here: a release that never came, a notice that the bus dropped, a holder that died.
+Lost messages heal here: a release that never came, a notice that the bus dropped, a holder that died. What a
+dead holder had sent may lie unread in a socket of ours: its blocks go back a round after its end was seen, in
+which the transfer thread, that looks often while anything is lent, has emptied it.
 """
 
 import asyncio
@@ -35,6 +37,7 @@ class Patrol:
         self._control = control
         self._max_quarantine_s = max_quarantine_s
         self._on_overdue = on_overdue
+        self._seen_gone: set[tuple[str, str]] = set()
         self.is_overdue = False
 
     async def run(self) -> None:
@@ -51,6 +54,7 @@ class Patrol:
         for grant in self._lender.grants.all():
             if now_s - grant.began_s >= ROUND_S:
                 by_holder[grant.holder, grant.holder_incarnation].append(grant)
+        self._seen_gone.intersection_update(by_holder)
         if not by_holder:
             return
         async with asyncio.TaskGroup() as tasks:
@@ -59,7 +63,9 @@ class Patrol:
 
     async def _ask(self, holder: str, incarnation: str, grants: list[Grant]) -> None:
         if is_gone(grants[0].process):
-            self._end(grants, f"{holder} is gone")
+            if (holder, incarnation) in self._seen_gone:
+                self._end(grants, f"{holder} is gone")
+            self._seen_gone.add((holder, incarnation))
             return
         request = AskHolding([grant.granted.grant for grant in grants])
         try:
