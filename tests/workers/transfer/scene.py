@@ -99,19 +99,19 @@ class Scene:
         self.on_moved()
 
     def start_stranger(
-        self, name: str = "stranger", num_blocks: int = 8, num_heads: int = 2, ucx_tls: str = ""
+        self, name: str = "stranger", num_blocks: int = 8, num_heads: int = 2, ucx_tls: str = "", **ucx: str
     ) -> PeerProcess:
         """A child that has not been met."""
-        environ = {"UCX_TLS": ucx_tls} if ucx_tls else {}
+        environ = {**ucx, "UCX_TLS": ucx_tls} if ucx_tls else ucx
         child = PeerProcess(name, num_blocks, num_heads, environ)
         self._stack.callback(child.close)
         return child
 
     async def start_peer(
-        self, name: str = "peer", num_blocks: int = 8, num_heads: int = 2, ucx_tls: str = ""
+        self, name: str = "peer", num_blocks: int = 8, num_heads: int = 2, ucx_tls: str = "", **ucx: str
     ) -> PeerProcess:
-        """A child that has been met. `ucx_tls`: its transports, where not all."""
-        child = self.start_stranger(name, num_blocks, num_heads, ucx_tls)
+        """A child that has been met. `ucx_tls`: its transports, where not all; `ucx`: more of its settings."""
+        child = self.start_stranger(name, num_blocks, num_heads, ucx_tls, **ucx)
         met = Outcome(asyncio.get_running_loop())
         rank = child.peer.rank
         self.transfers.add_peer(rank.agent, rank.metadata, met.settle)

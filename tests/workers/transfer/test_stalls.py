@@ -19,6 +19,7 @@ from workers.transfer.pull import Pull
 
 NUM_BLOCKS, NUM_HEADS = 64, 64
 STALL_S = 0.2
+KEEPALIVE, REST_S = "11ms", 2.0
 BLOCKS = list(range(NUM_BLOCKS))
 
 
@@ -84,6 +85,27 @@ def test_a_read_that_ends_in_time_is_told_of_once() -> None:
 
     asyncio.run(run())
     assert ended == []
+
+
+@pytest.mark.parametrize("transports", ["", "tcp"])
+def test_the_first_transfer_after_a_long_rest_works(monkeypatch: pytest.MonkeyPatch, transports: str) -> None:
+    """All that happens in a rest is that UCX, each 20 s, sees whether the peer lives: here at every look."""
+    monkeypatch.setenv("UCX_KEEPALIVE_INTERVAL", KEEPALIVE)
+    if transports:
+        monkeypatch.setenv("UCX_TLS", transports)
+
+    async def run() -> None:
+        async with open_scene() as scene:
+            child = await scene.start_peer("resting", ucx_tls=transports, UCX_KEEPALIVE_INTERVAL=KEEPALIVE)
+            assert await scene.move("WRITE", child, [(0, 0)]) is None
+            await asyncio.sleep(REST_S)
+            scene.pool.fill(1, 30)
+            assert await scene.move("WRITE", child, [(1, 1)]) is None
+            assert child.layers(1) == [30, 31, 32, 33]
+            assert await scene.move("READ", child, [(1, 2)]) is None
+            assert scene.pool.layers(2) == [30, 31, 32, 33]
+
+    asyncio.run(run())
 
 
 def test_a_thread_that_hangs_is_a_fault_that_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
