@@ -110,7 +110,7 @@ class Scene:
     async def start_peer(
         self, name: str = "peer", num_blocks: int = 8, num_heads: int = 2, ucx_tls: str = "", **ucx: str
     ) -> PeerProcess:
-        """A child that has been met. `ucx_tls`: its transports, where not all; `ucx`: more of its settings."""
+        """A child that has been met. `ucx_tls`: its transports, where not all; `ucx`: more settings."""
         child = self.start_stranger(name, num_blocks, num_heads, ucx_tls, **ucx)
         met = Outcome(asyncio.get_running_loop())
         rank = child.peer.rank
