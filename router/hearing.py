@@ -96,9 +96,12 @@ class Hearing:
     def hear_beat(self, process: str, beat: AnyBeat) -> None:
         if not isinstance(beat, LoadReport) or beat.worker != process:
             return
+        now_s = self._clock()
+        if self._lives.is_back(beat.worker, beat.incarnation, now_s):
+            self._begin(beat.worker, beat.incarnation)
         if not self._meet(beat.worker, beat.incarnation):
             return
-        now_s = self._clock()
+        self._lives.note_report(beat.worker, now_s)
         self._view.put_report(beat)
         self._feed.take_report(beat.worker, beat.last_event, now_s)
         self._predictions.settle(
@@ -151,11 +154,14 @@ class Hearing:
     def _meet(self, worker: str, incarnation: str) -> bool:
         """Whether this is the worker's present life; a life not met before begins."""
         if self._lives.is_new(worker, incarnation):
-            self._lives.begin(worker, incarnation)
-            self._feed.begin_life(worker, incarnation)
-            self._predictions.forget(worker)
-            self._hits.begin_life(worker)
+            self._begin(worker, incarnation)
         return self._lives.present(worker) == incarnation
+
+    def _begin(self, worker: str, incarnation: str) -> None:
+        self._lives.begin(worker, incarnation, self._clock())
+        self._feed.begin_life(worker, incarnation)
+        self._predictions.forget(worker)
+        self._hits.begin_life(worker)
 
     def _forget_gone(self) -> None:
         for worker in self._view.take_gone():

@@ -143,7 +143,7 @@ class Crowd:
         self._prefixes = [[self._draw.randrange(30_000) for _ in range(1600)] for _ in range(50)]
         for number in range(CROWD):
             worker = f"w{number}"
-            lives.begin(worker, "life")
+            lives.begin(worker, "life", 0.0)
             self._view.put_card(
                 WorkerCard(worker, MODEL.name, Role.DECODE, 1, "life", WorkerState.READY, KV, 10_000, 64)
             )

@@ -2,7 +2,6 @@
 on one side, the prefix cache and the mirror that workers publish from on the other, and a bus that loses,
 doubles and reorders between them."""
 
-import time
 from collections.abc import Iterator
 
 from hypothesis import settings
@@ -18,7 +17,7 @@ from router.event_feed import EventFeed, FeedRules, Fetch
 from router.hearing import Hearing
 from router.hit_metrics import HitMetrics
 from router.kv_index import KvIndex, block_keys
-from router.lives import Lives
+from router.lives import SILENT_S, Lives
 from router.predictions import Predictions
 from router.slots import Slots
 from router.workers_view import WorkersView
@@ -85,13 +84,17 @@ class Truth(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        lives, self.slots = Lives(), Slots()
+        self.now_s = 0.0
+        self.lives, self.slots = Lives(), Slots()
         self.index = KvIndex(self.slots)
         self.feed = EventFeed(self.index, FeedRules(grace_s=0.3, pause_s=2.0, max_held=4))
-        view, promises = WorkersView(lives, self.slots, lambda _: True), Predictions(10.0, 100, self.slots)
+        view = WorkersView(self.lives, self.slots, lambda _: True)
+        promises = Predictions(10.0, 100, self.slots)
         metrics = Metrics("router", "r")
         hits = HitMetrics(metrics, RouterMetrics(metrics))
-        self.hearing = Hearing("r", self.slots, lives, view, self.index, self.feed, promises, hits)
+        self.hearing = Hearing(
+            "r", self.slots, self.lives, view, self.index, self.feed, promises, hits, lambda: self.now_s
+        )
         self.bus = Bus(BusSettings(), "test", LoopWatch(1.0))
         self.caches = {worker: Cache(worker, 0) for worker in WORKERS}
         self.on_the_way: list[KvEvents | LoadReport] = []
@@ -157,7 +160,7 @@ class Truth(RuleBasedStateMachine):
 
     @rule()
     def begin_fetches(self) -> None:
-        for worker in self.feed.due(time.monotonic() + 100.0):
+        for worker in self.feed.due(self.now_s + 100.0):
             self.fetches[worker] = self.feed.begin_fetch(worker)
             self.finishing.pop(worker, None)
 
@@ -181,7 +184,7 @@ class Truth(RuleBasedStateMachine):
     @rule(worker=workers)
     def fail_fetch(self, worker: str) -> None:
         if worker in self.fetches:
-            self.feed.fail_fetch(self.fetches[worker], time.monotonic())
+            self.feed.fail_fetch(self.fetches[worker], self.now_s)
             self.end_fetch(worker)
 
     def end_fetch(self, worker: str) -> None:
@@ -196,7 +199,8 @@ class Truth(RuleBasedStateMachine):
     def a_feed_is_whole_only_when_the_index_is_the_cache(self) -> None:
         for worker, cache in self.caches.items():
             has_heard_all = self.heard.get(cache.incarnation) == cache.mirror.number
-            if has_heard_all and self.feed.is_whole(worker):
+            is_met = self.lives.present(worker) == cache.incarnation
+            if is_met and has_heard_all and self.feed.is_whole(worker):
                 self.check(worker)
 
     def check(self, worker: str) -> None:
@@ -205,6 +209,7 @@ class Truth(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever was lost: one report of each worker and one snapshot lead to the truth."""
         self.on_the_way.clear()
+        self.now_s += SILENT_S
         for worker in WORKERS:
             self.fail_fetch(worker)
             self.hear(self.caches[worker].report())

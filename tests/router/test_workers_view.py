@@ -43,7 +43,7 @@ class Scene:
 
     def meet(self, incarnation: str) -> None:
         if self.lives.is_new("w", incarnation):
-            self.lives.begin("w", incarnation)
+            self.lives.begin("w", incarnation, 0.0)
 
     def ready(self, role: Role = Role.DECODE) -> list[str]:
         """As the view says anew and, wherever it heard of a change, as it remembers."""
