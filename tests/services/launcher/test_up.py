@@ -156,7 +156,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(model: Path, tmp_path: Path) ->
         began = time.monotonic()
         up.process.send_signal(signal.SIGINT)
         up.read_to_end()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 2.5
         assert up.process.returncode == 130
         assert _all_gone(children, 0.5)
 
