@@ -13,6 +13,7 @@ KvmeshError
 │   ├── NoResponder         nobody listens on a subject
 │   ├── Overloaded          every queue that could take it is full
 │   ├── GoElsewhere         this worker takes no such work now
+│   ├── WorkerNotReady      the worker that the request names takes none now
 │   ├── WorkerLost          the worker died and no other could go on
 │   ├── Disconnected        bus or directory is out of reach
 │   └── Conflict            somebody else changed it first
@@ -129,6 +130,12 @@ class GoElsewhere(Unavailable):
     code = "go_elsewhere"
     sentence = "worker {worker} takes no such work now: {reason}"
     fields = ("worker", "reason")
+
+
+class WorkerNotReady(Unavailable):
+    code = "worker_not_ready"
+    sentence = "worker {worker}, which the request names, takes no requests now: it is {state}"
+    fields = ("worker", "state")
 
 
 class WorkerLost(Unavailable):

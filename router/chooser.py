@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proto.cards import ModelCard
-from proto.errors import GoElsewhere, InvalidRequest, NoWorker
+from proto.errors import GoElsewhere, InvalidRequest, NoWorker, WorkerNotReady
 from proto.roles import Role, WorkerState
 from router.columns import Column, Places
 from router.cost import Candidates, Demand, PrefillPool, Terms, score
@@ -97,7 +97,8 @@ class Chooser:
 
         Raises:
             NoWorker: none is ready, or all that are, are excluded.
-            InvalidRequest, GoElsewhere: the wanted one can never, or not now, take requests of this model.
+            InvalidRequest, WorkerNotReady, GoElsewhere: the wanted one takes no requests of this model, none
+                while it is as it is, or is lost and may come back.
         """
         roster = self._view.roster(model, Role.DECODE)
         eligible = self._eligible(model, roster, ask)
@@ -112,7 +113,7 @@ class Chooser:
         """What `try_choose` would say, and why; changes nothing.
 
         Raises:
-            NoWorker, InvalidRequest, GoElsewhere: as `try_choose`.
+            NoWorker, InvalidRequest, WorkerNotReady, GoElsewhere: as `try_choose`.
         """
         roster = self._view.roster(model, Role.DECODE)
         eligible = self._eligible(model, roster, ask)
@@ -194,8 +195,9 @@ class Chooser:
             raise InvalidRequest(field="worker_id", reason="this worker serves another model")
         if standing.role is not Role.DECODE:
             raise InvalidRequest(field="worker_id", reason="this worker only prefills")
-        is_ready = standing.state is WorkerState.READY
-        raise GoElsewhere(worker=ask.wanted, reason="lost" if is_ready else standing.state.value)
+        if standing.state is WorkerState.READY:
+            raise GoElsewhere(worker=ask.wanted, reason="lost")
+        raise WorkerNotReady(worker=ask.wanted, state=standing.state.value)
 
     def _depths(self, prompt: HashedPrompt) -> NDArray[np.intp]:
         """Blocks of the prompt that each slot's worker holds, or was promised and will hold soon."""

@@ -10,7 +10,7 @@ import typer
 from proto import subjects
 from proto.codec import encode
 from proto.control import CONTROL_REPLIES, ControlRequest, Done
-from proto.errors import DeadlineExceeded, InternalFault, KvmeshError, from_fault
+from proto.errors import DeadlineExceeded, Disconnected, InternalFault, KvmeshError, from_fault
 from proto.hand_over import Drain, DrainMode, Undrain
 from proto.reports import BEATS, AnyBeat, LoadReport
 from proto.requests import Refused
@@ -86,9 +86,10 @@ async def _begin(bus: Bus, directory: Directory, ns: str, worker: str, order: Dr
     try:
         await ask(bus, ns, worker, order)
         await bump_orders(directory, ns, card)
-    except KvmeshError:
-        with suppress(KvmeshError):
-            await ask(bus, ns, worker, Undrain())
+    except (KvmeshError, asyncio.CancelledError):
+        if card.state is WorkerState.READY:
+            with suppress(KvmeshError):
+                await ask(bus, ns, worker, Undrain())
         raise
 
 
@@ -115,18 +116,24 @@ async def _wait_drained(bus: Bus, ns: str, worker: str, limit_s: float) -> None:
 
     Raises:
         DeadlineExceeded: something does yet; the worker goes on draining.
+        Disconnected: it beats no more.
     """
-    drained = asyncio.Event()
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def hear(_: str, beat: AnyBeat) -> None:
-        if isinstance(beat, LoadReport) and beat.worker == worker and _is_empty(beat):
-            drained.set()
+        if isinstance(beat, LoadReport) and beat.worker == worker and _is_empty(beat) and not ended.done():
+            ended.set_result(None)
+
+    def note_life(process: str, is_alive: bool) -> None:
+        if process == worker and not is_alive and not ended.done():
+            ended.set_exception(Disconnected(peer=worker))
 
     async with watch_beats(bus, ns, BeatSettings(), BEATS.decode) as liveness:
         liveness.on_beat(hear)
+        liveness.on_change(note_life)
         try:
             async with asyncio.timeout(limit_s + MARGIN_S):
-                await drained.wait()
+                await ended
         except TimeoutError:
             raise DeadlineExceeded(what=f"what runs at {worker}", limit_s=limit_s) from None
 

@@ -118,6 +118,7 @@ FACTS = {
     "NoResponder": (503, True),
     "Overloaded": (429, True),
     "GoElsewhere": (503, True),
+    "WorkerNotReady": (503, True),
     "WorkerLost": (503, True),
     "Disconnected": (503, True),
     "Conflict": (409, True),

@@ -24,6 +24,7 @@ from proto.errors import (
     NoWorker,
     PromptTooLong,
     UnknownModel,
+    WorkerNotReady,
 )
 from proto.requests import Refused, Routed
 from proto.roles import WorkerState
@@ -251,7 +252,7 @@ def test_a_wanted_worker_that_cannot_take_it_is_refused_with_the_reason(play: Pl
         draining.state = WorkerState.DRAINING
         await draining.report()
         await mesh.bus.flush(1.0)
-        assert isinstance(await mesh.refusal(prompt_of(7, 640), wanted_worker="w0"), GoElsewhere)
+        assert isinstance(await mesh.refusal(prompt_of(7, 640), wanted_worker="w0"), WorkerNotReady)
         lost = await mesh.refusal(prompt_of(7, 640), wanted_worker="w1", exclude=["w1"])
         assert isinstance(lost, GoElsewhere)
 
@@ -373,7 +374,7 @@ def test_promised_and_real_hits_are_counted_side_by_side(play: Play) -> None:
             "kvmesh_route_promised_hit_tokens_total 639.0",
             "kvmesh_route_real_hit_tokens_total 639.0",
             "kvmesh_route_index_blocks 40.0",
-            "kvmesh_route_index_bytes 25228.0",
+            "kvmesh_route_index_bytes 41612.0",
             "kvmesh_route_workers 1.0",
             "kvmesh_route_queue_length 0.0",
             'kvmesh_route_decisions_total{outcome="sent"} 2.0',

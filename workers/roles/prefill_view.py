@@ -122,6 +122,11 @@ class PrefillView:
             ended_tokens = self._ended_tokens.get(offer.worker, 0)
             self._ended_tokens[offer.worker] = ended_tokens + offer.num_tokens
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nobody who could take a job now."""
+        return not self._candidates()
+
     def others(self, prefixes: Mapping[str, int]) -> list[There]:
         """Who could take a job now. Args: `prefixes`: tokens of its prompt at those that hold some."""
         candidates = self._candidates()

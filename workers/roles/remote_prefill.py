@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from proto import subjects
 from proto.codec import encode
 from proto.control import CancelJob, Done, JobTaken, TakeJob
-from proto.errors import KvmeshError
+from proto.errors import DeadlineExceeded, KvmeshError, NoResponder
 from services.tasks import open_tasks
 from services.tracing import Tracing
 from services.work_queue import WorkQueue
@@ -122,6 +122,9 @@ class RemotePrefills:
         try:
             async with asyncio.timeout(self._limits.grant_wait_s):
                 if not (self._asks_directly and await self._is_taken_directly(owned)):
+                    if self._view.is_empty:
+                        owned.settle(JobEnd.FAILED, "no prefill worker answers")
+                        return
                     self._view.note_queued(owned.job.job, owned.end - owned.start)
                     payload = encode(owned.job, self._queue.bus.max_payload_bytes)
                     await self._queue.put(subjects.prefill(self._ns, owned.job.model), owned.job.job, payload)
@@ -133,13 +136,15 @@ class RemotePrefills:
             owned.settle(JobEnd.FAILED, str(error))
 
     async def _is_taken_directly(self, owned: OwnedJob) -> bool:
-        """Whether the best prefill worker says that it has taken it."""
+        """Whether the best prefill worker says that it has taken it; one that is silent is avoided."""
         owned.taker = owned.best
         try:
             taken = await self._control.ask(owned.best, TakeJob(owned.job), JobTaken, ASK_TIMEOUT_S)
         except KvmeshError as error:
             log.info("%s does not take a job", owned.best, extra={"reason": str(error)})
             owned.taker = ""
+            if isinstance(error, NoResponder | DeadlineExceeded):
+                self._view.avoid(owned.best)
             return False
         self._view.note_taken(owned.job.job, taken.number)
         return True

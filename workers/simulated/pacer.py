@@ -6,15 +6,21 @@
 """
 
 import asyncio
+import logging
 import time
+from collections.abc import Callable
+from functools import partial
 
-from proto.errors import KvmeshError
+from proto.errors import InternalFault, KvmeshError
 from workers.engine.engine import Engine
 from workers.engine.simulated_model import SimulatedTime
 from workers.engine.step import StepPlan
 
 MAX_DEBT_S = 0.05
 """The most that a late step shortens the next ones by: what a machine is too slow for is not made good."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Lateness:
@@ -63,7 +69,22 @@ class Pacer:
 
     def _begin_anew(self) -> None:
         self._due_s = time.monotonic()
-        self._begin()
+        self._step(self._begin)
+
+    def _step(self, step: Callable[[], None]) -> None:
+        """An engine that fails ends, with all that it serves: like the thread of one that computes."""
+        try:
+            step()
+        except KvmeshError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("a simulated engine ends")
+            self._fail(InternalFault(reason=f"a simulated step died of {type(error).__name__}"))
+
+    def _fail(self, error: KvmeshError) -> None:
+        self._engine.end(error)
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
     def _begin(self) -> None:
         """The next step begins when the last one should have ended, so that the mean is right."""
@@ -74,16 +95,11 @@ class Pacer:
         if plan.rows:
             self._due_s += self._time.step_s(plan.rows)
         wait_s = max(0.0, self._due_s - time.monotonic())
-        self._timer = self._loop.call_later(wait_s, self._end, plan)
+        self._timer = self._loop.call_later(wait_s, self._step, partial(self._end, plan))
 
     def _end(self, plan: StepPlan) -> None:
         now_s = time.monotonic()
         self._lateness.note(now_s - self._due_s)
-        try:
-            self._engine.end_step(plan)
-        except KvmeshError as error:
-            self._engine.end(error)
-            self._ended.set_exception(error)
-            return
+        self._engine.end_step(plan)
         self._due_s = max(self._due_s, now_s - MAX_DEBT_S)
         self._begin()

@@ -15,6 +15,7 @@ from workers.engine.engine import Engine
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.runner import OnLayers, SampledToken, StepBatch
 from workers.engine.simulated_model import WITHOUT_TIME, SimulatedModel, SimulatedTime
+from workers.engine.step import StepOutput
 from workers.simulated.instant_runner import InstantRunner
 from workers.simulated.pacer import Lateness, Pacer
 
@@ -136,5 +137,24 @@ def test_an_engine_that_cannot_go_on_ends_its_sequences_and_says_so() -> None:
             await pacing
         assert "b" in record.faults
         assert engine.fault is not None
+
+    asyncio.run(body())
+
+
+class Surprised(Record):
+    """A listener with a bug."""
+
+    def on_step(self, output: StepOutput) -> None:
+        if not output.events or output.events[0].fault is None:
+            raise AssertionError
+
+
+def test_an_engine_whose_step_dies_of_a_bug_ends_and_says_so() -> None:
+    async def body() -> None:
+        engine = make_engine(TIMED, Surprised())
+        engine.add(spec_of("a", PROMPT, max_tokens=5))
+        with pytest.raises(InternalFault):
+            await Pacer(engine, SimulatedTime(TIMED, ""), Lateness()).run()
+        assert not engine.is_healthy
 
     asyncio.run(body())
