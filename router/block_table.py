@@ -65,7 +65,10 @@ class BlockTable:
         return positions
 
     def look_up(self, keys: Keys) -> Values:
-        """The values of `keys`, 0 for those that lie nowhere; quicker than by `find`."""
+        """The values of `keys` up to the first that lies nowhere, which has 0; what follows it may be 0 too.
+
+        Quicker than by `find`.
+        """
         buckets = keys & self._bucket_mask
         cells = self._cells.take(buckets, axis=0, mode="clip")
         found = (cells[:, :LANES] == _print_of(keys)[:, None]).ravel().nonzero()[0]
@@ -74,9 +77,11 @@ class BlockTable:
             return values
         spread = np.zeros(len(keys), np.int32)
         spread[found >> _LANE_BITS] = values
-        if self._spilled:
-            for row in (self._has_spilled[buckets] & (spread == 0)).nonzero()[0].tolist():
-                spread[row] = self.values[self._spilled.get(int(keys[row]), -1)]
+        for row in (spread == 0).nonzero()[0]:
+            position = self._spilled.get(int(keys[row])) if self._spilled else None
+            if position is None:
+                break
+            spread[row] = self.values[position]
         return spread
 
     def set_values(self, positions: Positions, values: Values | int) -> None:
