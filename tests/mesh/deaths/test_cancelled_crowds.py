@@ -17,7 +17,7 @@ MODEL = "tiny"
 NUM_AT_ONCE = 80
 """More than the workers compute at once: some wait at a router, some for their turn at a worker."""
 LONGEST_STAY_S = 1.2
-KILL_EACH_S = 2.0
+KILL_EACH_S = 0.4
 VICTIM = "prefill-0"
 SERVED = "kvmesh_attempts_served"
 
