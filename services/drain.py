@@ -52,7 +52,7 @@ def drain(
                 typer.echo(f"{worker} takes work again")
                 return
             await begin(bus, directory, address.ns, worker, Drain(mode, limit_s))
-            await _wait_drained(bus, address.ns, worker, limit_s)
+            await wait_drained(bus, address.ns, worker, limit_s)
             typer.echo(f"{worker} is drained")
 
     raise typer.Exit(run_process(run, drain_limit_s=0))
@@ -111,7 +111,7 @@ async def ask(bus: Bus, ns: str, worker: str, request: ControlRequest) -> None:
         raise InternalFault(reason=f"{worker} answered with {type(reply).__name__}")
 
 
-async def _wait_drained(bus: Bus, ns: str, worker: str, limit_s: float) -> None:
+async def wait_drained(bus: Bus, ns: str, worker: str, limit_s: float) -> None:
     """Until the worker reports that nothing runs there.
 
     Raises:

@@ -168,10 +168,11 @@ class DecodeDesk:
         has_room = self._remote.has_room(prompt.uncached_tokens)
         choice = choose_place(prompt, here, others, has_room, self._rules.prefill)
         self._metrics.prefill_chosen("remote" if choice.is_remote else "local", choice.reason)
-        terms = asdict(choice.terms) if choice.terms is not None else {}
-        self._tracing.record(
-            "prefill choice", began_s, trace, reason=choice.reason, worker=choice.worker, **terms
-        )
+        if self._tracing.is_on:
+            terms = asdict(choice.terms) if choice.terms is not None else {}
+            self._tracing.record(
+                "prefill choice", began_s, trace, reason=choice.reason, worker=choice.worker, **terms
+            )
         return choice
 
     def _send_prefill_away(self, served: Served, tokens: list[int], cached: int, best: str) -> None:

@@ -134,6 +134,28 @@ def test_a_job_that_nobody_takes_is_done_here_in_a_bounded_time(queueing: Fleet)
     run_client(queueing, body)
 
 
+def test_a_prompt_whose_only_prefill_worker_is_silent_is_done_here_at_once(
+    nats_server: Server, etcd_server: Server, tiny: Path, tmp_path: Path
+) -> None:
+    """It is not put into a queue that nobody reads, to wait there for a taker."""
+    fleet = Fleet(nats_server, etcd_server, f"test-{new_id()}", tmp_path)
+    asking = DECODING | {"asks_directly": True, "grant_wait_s": 60.0}
+
+    async def body(client: Client) -> None:
+        fleet.worker("prefill").process.suspend()
+        stream = await client.begin("decode", random_prompt(LONG, 1))
+        assert (await client.finish(stream, limit_s=NOBODY_S)).prefill == "local"
+        fleet.worker("prefill").process.resume()
+
+    try:
+        fleet.start("decode", Role.DECODE, tiny, **asking)
+        fleet.start("prefill", Role.PREFILL, tiny, **COMMON)
+        asyncio.run(fleet.wait_ready("decode", "prefill"))
+        run_client(fleet, body)
+    finally:
+        fleet.close()
+
+
 def test_jobs_that_nobody_can_do_hold_up_no_other(queueing: Fleet) -> None:
     spoiled: list[dict[str, Any]] = [
         {},

@@ -22,6 +22,7 @@ from proto.errors import (
     NoWorker,
     Overloaded,
     WorkerLost,
+    WorkerNotReady,
     to_fault,
 )
 from proto.streams import End, Frame, LiveOffset, Prefilled
@@ -226,6 +227,7 @@ def test_a_queued_request_waits_at_its_router_until_that_is_lost() -> None:
     [
         NoResponder(subject="route"),
         NoWorker(model="m"),
+        WorkerNotReady(worker="w0", state="draining"),
         Overloaded(reason="full", retry_after_s=1),
         Disconnected(peer="nats"),
     ],
