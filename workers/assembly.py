@@ -124,20 +124,7 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
         term, ground.card, engine, outbox, view, remote, taker, rules, tracing, ground.metrics
     )
     giver = HandOverGiver(engine, lender, decode_desk.served, settings.hand_over_wait_s)
-    tools = HolderTools(
-        term,
-        engine,
-        ground.bridge,
-        ground.transfers,
-        ground.peers,
-        control,
-        reads,
-        held,
-        ground.pool,
-        ground.card.kv_class.weights_digest,
-        tracing,
-    )
-    prefill_desk = PrefillDesk(ns, ground.card.name, tools, ground.queue, settings.max_jobs, ground.metrics)
+    prefill_desk = _prefill_desk(ground, control, reads, held)
     hand_over = HandOver(decode_desk.served, outbox, ground.metrics)
     drainer = Drainer(term, hand_over, prefill_desk)
     return Parts(
@@ -176,6 +163,26 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
             settings.mesh.zone,
         ),
     )
+
+
+def _prefill_desk(
+    ground: Ground, control: ControlClient, reads: PinnedReads, held: HeldGrants
+) -> PrefillDesk:
+    tools = HolderTools(
+        term=ground.term,
+        engine=ground.engine,
+        bridge=ground.bridge,
+        transfers=ground.transfers,
+        peers=ground.peers,
+        control=control,
+        reads=reads,
+        held=held,
+        pool=ground.pool,
+        weights_digest=ground.card.kv_class.weights_digest,
+        tracing=ground.tracing,
+    )
+    settings, model = ground.settings, ground.card.name
+    return PrefillDesk(settings.mesh.ns, model, tools, ground.queue, settings.max_jobs, ground.metrics)
 
 
 def _decode_rules(ground: Ground) -> DecodeRules:

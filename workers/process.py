@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from proto import subjects
-from proto.cards import ModelCard, RankAgent
+from proto.cards import RankAgent
 from proto.errors import InternalFault
 from proto.jobs import Landing
 from proto.names import check_id, new_id
@@ -20,7 +20,6 @@ from services.liveness import Liveness, watch_beats
 from services.logs import set_up_logs
 from services.metrics import Metrics, WorkerMetrics
 from services.models.folder import ModelFolder, resolve_model
-from services.objects import open_objects
 from services.tracing import Tracing, open_tracing
 from services.work_queue import open_work_queue
 from workers.admittance import Admittance
@@ -41,12 +40,11 @@ from workers.runners import engine_settings, kv_class, load_runner, pool_layout
 from workers.serving import beat_settings, send_all_elsewhere, serve, worker_card
 from workers.settings import WorkerSettings
 from workers.transfer.agents import Agents
+from workers.transfer.moved import MovedCounter
 from workers.transfer.nixl_transport import NixlTransport
-from workers.transfer.pace import Pace
 from workers.transfer.peers import Peers
 from workers.transfer.transfer_settings import apply_to_environment, backend_parameters
 from workers.transfer.transfer_thread import TransferThread
-from workers.transfer.transfers import Transfer
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +119,8 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
     """The engine and the transfers run; nothing is open to others yet."""
     settings, term = outside.settings, outside.term
     loop = asyncio.get_running_loop()
-    card = await _publish_model(outside, loaded)
+    kv = kv_class(loaded.runner, loaded.weights_digest)
+    card = await publish_model(settings, term.worker, outside.directory, loaded.folder, kv)
     bridge = EngineBridge()
     engine = Engine(loaded.runner, engine_settings(settings, loaded.runner, loaded.folder), bridge)
     pool = pool_layout(loaded.runner)
@@ -131,17 +130,9 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
     def on_landing(landing: Landing) -> None:
         loop.call_soon_threadsafe(parts.lender.land, landing)
 
-    worker_metrics, push_pace = WorkerMetrics(outside.metrics), Pace()
-
-    def on_moved(transfer: Transfer, took_s: float) -> None:
-        is_push = transfer.operation == "WRITE"
-        moved = worker_metrics.bytes_pushed if is_push else worker_metrics.bytes_pulled
-        moved.inc(transfer.num_bytes)
-        worker_metrics.transfer_s.observe(took_s)
-        if is_push:
-            push_pace.note(transfer.num_bytes, took_s)
-
-    transfers = TransferThread(transport, on_landing, on_moved, settings.transfer.stall_s)
+    worker_metrics = WorkerMetrics(outside.metrics)
+    moved = MovedCounter(worker_metrics)
+    transfers = TransferThread(transport, on_landing, moved.note, settings.transfer.stall_s)
     queue = await open_work_queue(
         outside.bus, settings.jobs, subjects.prefill_stream(outside.ns), subjects.prefill_any(outside.ns)
     )
@@ -150,21 +141,21 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
         peers = Peers(rank, term.worker, transfers, agents)
         neighbours = Neighbours(PrefillView(card.name, peers.can_move), agents)
         ground = Ground(
-            settings,
-            term,
-            outside.bus,
-            queue,
-            engine,
-            bridge,
-            transfers,
-            peers,
-            neighbours,
-            pool,
-            card,
-            worker_metrics,
-            outside.tracing,
-            push_pace,
-            loaded.time,
+            settings=settings,
+            term=term,
+            bus=outside.bus,
+            queue=queue,
+            engine=engine,
+            bridge=bridge,
+            transfers=transfers,
+            peers=peers,
+            neighbours=neighbours,
+            pool=pool,
+            card=card,
+            metrics=worker_metrics,
+            tracing=outside.tracing,
+            push_pace=moved.push_pace,
+            time=loaded.time,
         )
         parts = assemble(ground, outside.shutdown.set)
         observe(outside.metrics, ground, parts)
@@ -172,15 +163,6 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
         outside.health.require_to_live("transfers", lambda: transfers.ailment)
         with EngineThread(engine):
             yield ground, parts, rank
-
-
-async def _publish_model(outside: Outside, loaded: Loaded) -> ModelCard:
-    """Tokenizer files go over a connection of their own, so that nothing waits behind them."""
-    settings = outside.settings
-    async with open_bus(settings.bus, f"{outside.term.worker}-bulk") as bulk:
-        objects = await open_objects(bulk, settings.objects, subjects.objects_bucket(outside.ns))
-        kv = kv_class(loaded.runner, loaded.weights_digest)
-        return await publish_model(outside.directory, objects, outside.ns, loaded.folder, kv)
 
 
 def _leaving(shutdown: asyncio.Event) -> str:

@@ -3,30 +3,42 @@
 import logging
 import time
 
-from proto import keys
+from proto import keys, subjects
 from proto.cards import AgentCard, KvClass, ModelCard, RankAgent, TextFiles, WorkerCard
 from proto.codec import decode, encode
 from proto.errors import Conflict, InvalidSetting
+from services.bus import open_bus
 from services.directory import Directory
 from services.lease import LeaseKeeper
 from services.models.folder import ModelFolder
-from services.objects import Objects
+from services.objects import Objects, open_objects
 from workers.roles.proof import own_identity
 from workers.roles.term import Term
+from workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 
 async def publish_model(
-    directory: Directory, objects: Objects, ns: str, folder: ModelFolder, kv_class: KvClass
+    settings: WorkerSettings, process: str, directory: Directory, folder: ModelFolder, kv_class: KvClass
 ) -> ModelCard:
     """The model's card, as the directory has it; the first worker puts it there, with the files it names.
 
-    A card that nobody serves any more gives way.
+    A card that nobody serves any more gives way. Files go over a connection of their own, so that nothing of
+    `process` waits behind them.
 
     Raises:
         InvalidSetting: other workers serve this model with KV or text that differ.
     """
+    ns = settings.mesh.ns
+    async with open_bus(settings.bus, f"{process}-bulk") as bulk:
+        objects = await open_objects(bulk, settings.objects, subjects.objects_bucket(ns))
+        return await _publish(directory, objects, ns, folder, kv_class)
+
+
+async def _publish(
+    directory: Directory, objects: Objects, ns: str, folder: ModelFolder, kv_class: KvClass
+) -> ModelCard:
     ours = await _card(objects, folder, kv_class)
     key = keys.model(ns, folder.name)
     while True:

@@ -18,6 +18,22 @@ from workers.engine.simulated_model import SimulatedModel
 from workers.roles.prefill_choice import PrefillMode
 from workers.transfer.transfer_settings import TransferSettings
 
+BlockSize = Annotated[int, Meta(ge=1, description="tokens a block")]
+RemoteMinTokens = Annotated[
+    int, Meta(ge=0, description="uncached tokens from which a prompt is prefilled elsewhere")
+]
+PrefillChoice = Annotated[
+    PrefillMode,
+    Meta(
+        description="predicted: prefilled elsewhere where the first token comes sooner by it; "
+        "threshold: always, from remote_min_tokens on"
+    ),
+]
+SlowdownWeight = Annotated[
+    float,
+    Meta(ge=0, description="a second that each running sequence loses to a prefill, against one of waiting"),
+]
+
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One worker: what it runs, where, and how much it takes."""
@@ -48,27 +64,14 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int, Meta(ge=0, description="blocks of KV in the pool; 0: as many as pool_mib holds")
     ] = 0
     pool_mib: Annotated[int, Meta(ge=1, description="size of the pool in MiB, where num_blocks is 0")] = 512
-    block_size: Annotated[int, Meta(ge=1, description="tokens a block")] = 16
+    block_size: BlockSize = 16
     step_tokens: Annotated[int, Meta(ge=2, description="most tokens computed in one step")] = 256
     max_sequences: Annotated[int, Meta(ge=1, description="most sequences computed at once")] = 64
     max_waiting: Annotated[int, Meta(ge=1, description="most sequences that wait for their turn")] = 512
     step_stall_s: Annotated[float, Meta(gt=0, description="seconds after which a step counts as hung")] = 30.0
-    remote_min_tokens: Annotated[
-        int, Meta(ge=0, description="uncached tokens from which a prompt is prefilled elsewhere")
-    ] = 128
-    prefill_choice: Annotated[
-        PrefillMode,
-        Meta(
-            description="predicted: prefilled elsewhere where the first token comes sooner by it; "
-            "threshold: always, from remote_min_tokens on"
-        ),
-    ] = "predicted"
-    slowdown_weight: Annotated[
-        float,
-        Meta(
-            ge=0, description="a second that each running sequence loses to a prefill, against one of waiting"
-        ),
-    ] = 1.0
+    remote_min_tokens: RemoteMinTokens = 128
+    prefill_choice: PrefillChoice = "predicted"
+    slowdown_weight: SlowdownWeight = 1.0
     asks_directly: Annotated[
         bool, Meta(description="ask the best prefill worker before a job goes to the queue")
     ] = True

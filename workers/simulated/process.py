@@ -18,12 +18,11 @@ from proto.reports import BEATS, AnyBeat
 from proto.roles import Role
 from services.admin import Health, open_admin
 from services.bus import open_bus
-from services.directory import Directory, open_directory
+from services.directory import open_directory
 from services.liveness import Liveness, watch_beats
 from services.logs import set_up_logs
 from services.metrics import Metrics, WorkerMetrics
 from services.models.folder import ModelFolder, read_text_folder, resolve_model
-from services.objects import open_objects
 from services.tasks import open_tasks
 from services.tracing import open_tracing
 from services.work_queue import open_work_queue
@@ -79,13 +78,16 @@ async def open_simulation(settings: SimulateSettings) -> AsyncIterator["Crowd"]:
         watch_beats(bus, settings.mesh.ns, beat_settings(settings.mesh), BEATS.decode) as liveness,
     ):
         ns = settings.mesh.ns
-        card = await _publish_model(settings, directory, folder)
+        each = settings.each
+        runner = InstantRunner(each.simulated, each.num_blocks, each.block_size)
+        kv = kv_class(runner, simulated_digest(folder))
+        card = await publish_model(each, name, directory, folder, kv)
         queue = await open_work_queue(
             bus, settings.jobs, subjects.prefill_stream(ns), subjects.prefill_any(ns)
         )
         wire = Wire(settings.link_gbit_per_s, settings.link_latency_s)
         shared = Shared(
-            settings=settings.each,
+            settings=each,
             folder=folder,
             card=card,
             bus=bus,
@@ -106,16 +108,6 @@ async def open_simulation(settings: SimulateSettings) -> AsyncIterator["Crowd"]:
             asking = tasks.create_task(admittance.run(), name="admittance")
             yield crowd
             asking.cancel()
-
-
-async def _publish_model(settings: SimulateSettings, directory: Directory, folder: ModelFolder) -> ModelCard:
-    """Tokenizer files go over a connection of their own, so that nothing waits behind them."""
-    ns, each = settings.mesh.ns, settings.each
-    runner = InstantRunner(each.simulated, each.num_blocks, each.block_size)
-    async with open_bus(settings.bus, f"{settings.name}-bulk") as bulk:
-        objects = await open_objects(bulk, settings.objects, subjects.objects_bucket(ns))
-        kv = kv_class(runner, simulated_digest(folder))
-        return await publish_model(directory, objects, ns, folder, kv)
 
 
 def _neighbours(card: ModelCard, wire: Wire) -> Neighbours:

@@ -15,8 +15,7 @@ from services.objects import ObjectSettings
 from services.tracing import TraceSettings
 from services.work_queue import WorkQueueSettings
 from workers.engine.simulated_model import SimulatedModel
-from workers.roles.prefill_choice import PrefillMode
-from workers.settings import WorkerSettings
+from workers.settings import BlockSize, PrefillChoice, RemoteMinTokens, SlowdownWeight, WorkerSettings
 
 
 class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,28 +48,15 @@ class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         Meta(ge=0, description="most tokens of a sequence, prompt and answer; 0: as the model's folder says"),
     ] = 0
     num_blocks: Annotated[int, Meta(ge=1, description="blocks of KV in each pool")] = 4096
-    block_size: Annotated[int, Meta(ge=1, description="tokens a block")] = 16
+    block_size: BlockSize = 16
     step_tokens: Annotated[int, Meta(ge=2, description="most tokens computed in one step")] = 2048
     max_sequences: Annotated[int, Meta(ge=1, description="most sequences computed at once, by each")] = 64
     max_waiting: Annotated[
         int, Meta(ge=1, description="most sequences that wait for their turn, at each")
     ] = 512
-    remote_min_tokens: Annotated[
-        int, Meta(ge=0, description="uncached tokens from which a prompt is prefilled elsewhere")
-    ] = 128
-    prefill_choice: Annotated[
-        PrefillMode,
-        Meta(
-            description="predicted: prefilled elsewhere where the first token comes sooner by it; "
-            "threshold: always, from remote_min_tokens on"
-        ),
-    ] = "predicted"
-    slowdown_weight: Annotated[
-        float,
-        Meta(
-            ge=0, description="a second that each running sequence loses to a prefill, against one of waiting"
-        ),
-    ] = 1.0
+    remote_min_tokens: RemoteMinTokens = 128
+    prefill_choice: PrefillChoice = "predicted"
+    slowdown_weight: SlowdownWeight = 1.0
     max_jobs: Annotated[int, Meta(ge=1, description="prefill jobs that each has in hand at once")] = 4
     link_gbit_per_s: Annotated[
         float,

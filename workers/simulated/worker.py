@@ -28,9 +28,8 @@ from workers.settings import WorkerSettings
 from workers.simulated.instant_runner import InstantRunner
 from workers.simulated.pacer import Lateness, Pacer
 from workers.simulated.wire import Wire, WireEnd
-from workers.transfer.pace import Pace
+from workers.transfer.moved import MovedCounter
 from workers.transfer.peers import Peers
-from workers.transfer.transfers import Transfer
 
 HARDWARE = "simulated"
 
@@ -65,7 +64,7 @@ class SimulatedWorker:
         self.ground: Ground | None = None
         self.parts: Parts | None = None
         self._shared = shared
-        self._push_pace = Pace()
+        self._moved = MovedCounter(shared.metrics)
 
     async def run(self) -> None:
         """From its registration until it has left.
@@ -76,7 +75,7 @@ class SimulatedWorker:
         shared, name = self._shared, self.term.worker
         agent = f"{name}.{self.term.incarnation}"
         async with shared.directory.open_lease() as lease:
-            with shared.wire.end(agent, self._land, self._note_moved) as end:
+            with shared.wire.end(agent, self._land, self._moved.note) as end:
                 ground = self.ground = self._make_ground(agent, end)
                 parts = self.parts = assemble(ground, self.leave.set)
                 registration = Registration(
@@ -113,7 +112,7 @@ class SimulatedWorker:
             card=shared.card,
             metrics=shared.metrics,
             tracing=shared.tracing,
-            push_pace=self._push_pace,
+            push_pace=self._moved.push_pace,
             time=SimulatedTime(settings.simulated, self.term.worker),
         )
 
@@ -128,14 +127,6 @@ class SimulatedWorker:
     def _land(self, landing: Landing) -> None:
         if self.parts is not None:
             self.parts.lender.land(landing)
-
-    def _note_moved(self, transfer: Transfer, took_s: float) -> None:
-        metrics = self._shared.metrics
-        moved = metrics.bytes_pushed if transfer.operation == "WRITE" else metrics.bytes_pulled
-        moved.inc(transfer.num_bytes)
-        metrics.transfer_s.observe(took_s)
-        if transfer.operation == "WRITE":
-            self._push_pace.note(transfer.num_bytes, took_s)
 
 
 def _rank(agent: str, ground: Ground) -> RankAgent:

@@ -3,5 +3,5 @@
 Read in this order: `transfers` (the contract of what moves KV), `transfer_settings` (what an operator may
 say), `nixl_transport` (the library's border), `transfer_thread` (who calls it, and when), `agents` (the way
 to every memory) and `peers` (those met), `push` (the writes of one grant), `pull` (the read under one pin),
-`pace` (how fast it all really moves).
+`pace` and `moved` (how fast it all really moves, and how much).
 """
