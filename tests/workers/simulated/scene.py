@@ -52,9 +52,9 @@ class Scene:
         """The workers that the directory has."""
         return {keys.last_part(entry.key) for entry in await self.directory.list(keys.workers(self.ns))}
 
-    async def wait_withdrawn(self, worker: str) -> None:
-        """Until the directory has the worker no more."""
-        async with asyncio.timeout(ASK_S), self.directory.watch(keys.worker(self.ns, worker)) as changes:
+    async def wait_withdrawn(self, key: str) -> None:
+        """Until the directory has no such key."""
+        async with asyncio.timeout(ASK_S), self.directory.watch(key) as changes:
             async for change in changes:
                 if not isinstance(change, Changed) and not (isinstance(change, Listed) and change.entries):
                     return

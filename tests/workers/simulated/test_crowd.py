@@ -203,12 +203,12 @@ def test_one_that_leaves_hands_over_its_work_and_its_keys_and_the_others_go_on(
         async with open_scene(settings) as scene:
             worker = scene.crowd.workers["sim-0"]
             worker.leave.set()
-            await scene.wait_withdrawn("sim-0")
+            await scene.wait_withdrawn(keys.worker(scene.ns, "sim-0"))
             answers = await ask_many(scene, [random_prompt(60, seed) for seed in range(12)])
             assert {answer.worker for answer in answers} <= {"sim-1", "sim-2", "sim-3"}
-            await wait_for(lambda: not worker.ready.is_set())
-            agents = await scene.directory.list(keys.agents(scene.ns))
-            assert len(agents) == 3
+            await scene.wait_withdrawn(keys.agent(scene.ns, "sim-0"))
+            assert not worker.ready.is_set()
+            assert len(await scene.directory.list(keys.agents(scene.ns))) == 3
 
     asyncio.run(body())
 
