@@ -27,6 +27,7 @@ from proto.events import SnapshotPage
 from proto.hand_over import Drain, HandBack, PinSequence, SequencePinned, TakenOver, TakeOver, Undrain
 from proto.jobs import PrefillJob
 from proto.requests import GenerateRequest, Refused
+from proto.roles import AskRole, RoleProgress, SwitchRole, TakeBackRole
 from proto.streams import Frame
 from proto.struct import WireStruct
 
@@ -285,6 +286,9 @@ ControlRequest = (
     | HandBack
     | Drain
     | Undrain
+    | SwitchRole
+    | TakeBackRole
+    | AskRole
 )
 CONTROL_REQUESTS = Decoder[ControlRequest](ControlRequest)
 
@@ -303,5 +307,6 @@ ControlReply = (
     | Admitted
     | SequencePinned
     | TakenOver
+    | RoleProgress
 )
 CONTROL_REPLIES = Decoder[ControlReply](ControlReply)

@@ -16,18 +16,9 @@ The frontend decides: until the taker's tokens come, the old attempt counts, and
 sequence nobody cancels thaws it. Both draw the same tokens, so nothing is lost or repeated whoever goes on.
 """
 
-from enum import StrEnum
-
+from proto.roles import DrainMode
 from proto.streams import Prefilled
 from proto.struct import WireStruct
-
-
-class DrainMode(StrEnum):
-    """What becomes of running sequences: they end here, they move, or short ones end and the rest moves."""
-
-    FINISH = "finish"
-    MOVE = "move"
-    BOTH = "both"
 
 
 class PinSequence(WireStruct, frozen=True, tag="pin_sequence"):

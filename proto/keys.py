@@ -34,9 +34,13 @@ def agent(ns: str, worker_id: str) -> str:
     return agents(ns) + worker_id
 
 
+def orders(ns: str) -> str:
+    return f"/kvmesh/{ns}/orders/"
+
+
 def order(ns: str, worker_id: str) -> str:
     """No lease: `Order`."""
-    return f"/kvmesh/{ns}/orders/{worker_id}"
+    return orders(ns) + worker_id
 
 
 def orders_of(ns: str, model_name: str) -> str:
@@ -60,6 +64,20 @@ def routers(ns: str) -> str:
 def router(ns: str, name: str) -> str:
     """Leased: `Presence`."""
     return routers(ns) + name
+
+
+def planners(ns: str) -> str:
+    return f"/kvmesh/{ns}/planners/"
+
+
+def planner(ns: str, name: str) -> str:
+    """Leased: `Presence`."""
+    return planners(ns) + name
+
+
+def planner_lead(ns: str) -> str:
+    """Leased: the name of the planner that gives orders."""
+    return f"/kvmesh/{ns}/planner-lead"
 
 
 def last_part(key: str) -> str:

@@ -116,13 +116,23 @@ class Directory:
         """
         return await self.transact((Guard(key, revision),), (Put(key, value),))
 
-    async def transact(self, guards: Sequence[Guard], puts: Sequence[Put]) -> int:
-        """All `puts` at one revision, if all `guards` hold.
+    async def remove(self, key: str, revision: int) -> int:
+        """Removes `key` if its last change was at `revision`; the revision of the removal.
+
+        Raises:
+            Conflict: somebody changed it.
+        """
+        return await self.transact((Guard(key, revision),), (), (key,))
+
+    async def transact(
+        self, guards: Sequence[Guard], puts: Sequence[Put], deletes: Sequence[str] = ()
+    ) -> int:
+        """All `puts` and `deletes` at one revision, if all `guards` hold.
 
         Raises:
             Conflict: a guard did not hold; nothing was changed.
         """
-        result = await self._client.transact(guards, puts)
+        result = await self._client.transact(guards, puts, deletes)
         if isinstance(result, Refusal):
             raise Conflict(key=result.key)
         return result

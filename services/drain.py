@@ -11,10 +11,10 @@ from proto import subjects
 from proto.codec import encode
 from proto.control import CONTROL_REPLIES, ControlRequest, Done
 from proto.errors import DeadlineExceeded, Disconnected, InternalFault, KvmeshError, from_fault
-from proto.hand_over import Drain, DrainMode, Undrain
+from proto.hand_over import Drain, Undrain
 from proto.reports import BEATS, AnyBeat, LoadReport
 from proto.requests import Refused
-from proto.roles import WorkerState
+from proto.roles import DrainMode, WorkerState
 from services.bus import Bus, BusSettings, open_bus
 from services.directory import Directory, DirectorySettings, open_directory
 from services.liveness import BeatSettings, watch_beats

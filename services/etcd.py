@@ -154,8 +154,10 @@ class EtcdClient:
                 return Listing(entries, revision)
             start = page.kvs[-1].key + b"\0"
 
-    async def transact(self, guards: Sequence[Guard], puts: Sequence[Put]) -> int | Refusal:
-        """All of `puts`, or nothing when a guard fails; the revision they were made at.
+    async def transact(
+        self, guards: Sequence[Guard], puts: Sequence[Put], deletes: Sequence[str] = ()
+    ) -> int | Refusal:
+        """All of `puts` and `deletes`, or nothing when a guard fails; the revision they were made at.
 
         Raises:
             PayloadTooLarge: more than etcd takes at once.
@@ -163,7 +165,7 @@ class EtcdClient:
         check_size(puts)
         request = wire.TxnRequest(
             compare=[_compare(guard) for guard in guards],
-            success=[_put_op(put, lease_id=0) for put in puts],
+            success=[*(_put_op(put, lease_id=0) for put in puts), *(_delete_op(key) for key in deletes)],
             failure=[_read_op(guard.key) for guard in guards],
         )
         answer = await self._unary(self._kv.Txn, request)

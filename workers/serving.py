@@ -9,8 +9,7 @@ from contextlib import suppress
 from proto import subjects
 from proto.cards import WorkerCard
 from proto.errors import DeadlineExceeded, Disconnected, InternalFault
-from proto.hand_over import DrainMode
-from proto.roles import WorkerState
+from proto.roles import DrainMode, WorkerState
 from services.bus import Bus, Subscription, Wish
 from services.liveness import Beats, BeatSettings, send_beats
 from services.mesh_settings import MeshSettings

@@ -7,7 +7,7 @@ here, and ends here if it is given the time.
 import asyncio
 import logging
 
-from proto.hand_over import DrainMode
+from proto.roles import DrainMode
 from services.metrics import WorkerMetrics
 from workers.outbox import Outbox
 from workers.served import ServedTable
