@@ -124,7 +124,7 @@ class EtcdClient:
 
     async def status(self, limit_s: float) -> str:
         """The version of the etcd on the other side."""
-        answer = await self._call(self._maintenance.Status(wire.StatusRequest(), timeout=limit_s), limit_s)
+        answer = await self._call(self._maintenance.Status(wire.StatusRequest()), limit_s)
         return str(answer.version)
 
     async def get(self, key: str) -> Entry | None:
@@ -197,22 +197,16 @@ class EtcdClient:
             for lease_id in lease_ids:
                 yield wire.LeaseKeepAliveRequest(ID=lease_id)
 
-        call = self._lease.LeaseKeepAlive(ask(), timeout=limit_s)
-        left_s: dict[int, float] = {}
+        call = self._lease.LeaseKeepAlive(ask())
         try:
-            while len(left_s) < len(lease_ids):
-                answer = await self._call(call.read(), limit_s)
-                if answer is grpc.aio.EOF:
-                    break
-                left_s[answer.ID] = float(answer.TTL)
+            return await self._call(_read_ttls(call, len(lease_ids)), limit_s)
         finally:
             call.cancel()
-        return left_s
 
     async def revoke(self, lease_id: int, limit_s: float) -> None:
         """Ends the lease; its keys vanish with it."""
         request = wire.LeaseRevokeRequest(ID=lease_id)
-        await self._call(self._lease.LeaseRevoke(request, timeout=limit_s), limit_s)
+        await self._call(self._lease.LeaseRevoke(request), limit_s)
 
     async def follow(self, listing: Listing, prefix: str) -> AsyncGenerator[Entry | Removal, None]:
         """What happened under `prefix` after `listing`, for as long as nothing can have been missed.
@@ -224,7 +218,7 @@ class EtcdClient:
         call = self._watch.Watch(_watch_requests(prefix, known + 1))
         try:
             while True:
-                answer = await self._call(_read_within(call, STALL_S), STALL_S)
+                answer = await self._call(call.read(), STALL_S)
                 if answer is grpc.aio.EOF or answer.canceled or answer.header.revision < known:
                     return
                 for event in answer.events:
@@ -234,11 +228,13 @@ class EtcdClient:
             call.cancel()
 
     async def _unary(self, method: Callable[..., Awaitable[_Answer]], request: object) -> _Answer:
-        return await self._call(method(request, timeout=self._rpc_limit_s), self._rpc_limit_s)
+        return await self._call(method(request), self._rpc_limit_s)
 
     async def _call(self, call: Awaitable[_Answer], limit_s: float) -> _Answer:
+        """Within our own limit: gRPC's is a moment on the wall clock. What is cut short gRPC ends as well."""
         try:
-            answer = await call
+            async with asyncio.timeout(limit_s):
+                answer = await call
         except grpc.aio.AioRpcError as error:
             translated = _translate(error, limit_s)
             self._note(not isinstance(translated, Disconnected | DeadlineExceeded))
@@ -285,10 +281,15 @@ def _translate(error: grpc.aio.AioRpcError, limit_s: float) -> KvmeshError | Lea
     return found
 
 
-async def _read_within(call: Any, limit_s: float) -> Any:
-    """The next message of a stream. A timeout cancels the call as well: gRPC ends a call whose read ends."""
-    async with asyncio.timeout(limit_s):
-        return await call.read()
+async def _read_ttls(call: Any, num_leases: int) -> dict[int, float]:
+    """Seconds that each lease has, of so many leases at most, as a stream of keep-alives answers."""
+    left_s: dict[int, float] = {}
+    while len(left_s) < num_leases:
+        answer = await call.read()
+        if answer is grpc.aio.EOF:
+            break
+        left_s[answer.ID] = float(answer.TTL)
+    return left_s
 
 
 async def _watch_requests(prefix: str, from_revision: int) -> AsyncIterator[Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.mesh.deaths.astray_clock import astray_clock
 from tests.mesh.deaths.mortal_mesh import TIMES, MortalMesh, run_mortal_mesh
 from tests.tiny_model import write_tiny_llama
 
@@ -22,11 +23,15 @@ PREFILL = {"KVMESH_SIMULATED_PREFILL_TOKEN_S": "0.002", "KVMESH_WORKER_PREFILL_C
 
 @pytest.fixture(scope="package")
 def long_lived_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalMesh]:
-    """Two routers, two decode workers and a prefill worker, simulated: 20 ms a token, 2 ms a prompt token."""
+    """Two routers, two decode workers and a prefill worker, simulated: 20 ms a token, 2 ms a prompt token.
+
+    Their wall clocks are astray, and so are the times in their logs.
+    """
     folder = tmp_path_factory.mktemp("deaths")
     model = write_tiny_llama(folder / "tiny")
     flags = ("--engine", "simulated", "--routers", "2", "--decode", "2", "--prefill", "1")
-    with run_mortal_mesh(folder, model, *flags, environ=TIMES | BOUNDS | PREFILL) as mesh:
+    environ = TIMES | BOUNDS | PREFILL | astray_clock(folder / "clock")
+    with run_mortal_mesh(folder, model, *flags, environ=environ) as mesh:
         yield mesh
 
 
