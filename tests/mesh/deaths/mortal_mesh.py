@@ -113,12 +113,24 @@ class MortalMesh:
 
     def directory_keys(self) -> set[str]:
         """Every key of the mesh."""
+        return set(self.directory_revisions())
 
-        async def list_keys() -> set[str]:
+    def directory_revisions(self) -> dict[str, int]:
+        """Every key of the mesh, and when it was written last."""
+
+        async def list_keys() -> dict[str, int]:
             async with open_directory(DirectorySettings(endpoints=[self.etcd.url])) as directory:
-                return {entry.key for entry in await directory.list("/kvmesh/")}
+                return {entry.key: entry.revision for entry in await directory.list("/kvmesh/")}
 
         return asyncio.run(list_keys())
+
+    def revoke_leases(self) -> int:
+        """Every lease that etcd has is ended; how many these were."""
+        url = f"http://{self.etcd.url}/v3/lease"
+        leases = httpx.post(f"{url}/leases", json={}, trust_env=False).json()["leases"]
+        for lease in leases:
+            httpx.post(f"{url}/revoke", json={"ID": lease["ID"]}, trust_env=False).raise_for_status()
+        return len(leases)
 
     @contextmanager
     def newcomer(self) -> Iterator[str]:
