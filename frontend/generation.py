@@ -14,6 +14,7 @@ from frontend.requests.waker import Waker
 from frontend.text.chat_messages import Chat
 from frontend.text.tokenize_pool import TokenizePool
 from frontend.text_choice import ChoiceFacts, Piece, TextChoice
+from frontend.traffic import Traffic
 from proto.errors import DeadlineExceeded, GoElsewhere, InvalidRequest, KvmeshError, PromptTooLong
 from proto.names import new_id
 from proto.requests import MAX_SEED, GenerateRequest, Sampling, Stopping
@@ -113,8 +114,10 @@ class Generator:
         tokenize_limit_s: float,
         tracing: Tracing,
         metrics: FrontendMetrics,
+        traffic: Traffic,
     ) -> None:
         self.metrics = metrics
+        self._traffic = traffic
         self._tracing = tracing
         self._client = client
         self._models = models
@@ -239,6 +242,7 @@ class Generator:
             len(tokens),
             arrived_s,
             self.metrics,
+            self._traffic.begin(plan.model, len(tokens)),
         )
         self.metrics.tokens_in.inc(len(tokens))
         return choice

@@ -18,6 +18,7 @@ from frontend.models import ModelDirectory
 from frontend.requests.stream_hub import StreamHub, open_stream_hub
 from frontend.settings import FrontendSettings
 from frontend.text.tokenize_pool import open_tokenize_pool
+from frontend.traffic import Traffic
 from proto import keys, subjects
 from proto.cards import Presence
 from proto.codec import encode
@@ -96,6 +97,7 @@ class FrontendService:
         self._tracing = tracing
         self._health = health
         self._metrics = FrontendMetrics(metrics)
+        self._traffic = Traffic()
         self._is_leaving = False
         objects = Objects(bus, settings.objects, subjects.objects_bucket(settings.mesh.ns))
         self._models = ModelDirectory(
@@ -128,6 +130,7 @@ class FrontendService:
                 tokenize_limit_s=settings.tokenize_limit_s,
                 tracing=self._tracing,
                 metrics=self._metrics,
+                traffic=self._traffic,
             )
             await self._take_requests(generator, hub, shutdown, on_open)
 
@@ -181,7 +184,8 @@ class FrontendService:
                 self._is_leaving = True
 
     def _beat(self) -> bytes:
-        return encode(Beat(self._frontend, "frontend", self._frontend, is_leaving=self._is_leaving))
+        traffic = self._traffic.report()
+        return encode(Beat(self._frontend, "frontend", self._frontend, self._is_leaving, traffic))
 
     @asynccontextmanager
     async def _registered(self, url: str) -> AsyncIterator[None]:

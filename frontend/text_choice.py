@@ -8,6 +8,7 @@ from frontend.requests.stream_hub import LiveRequest, StreamHub
 from frontend.text.detokenizer import Detokenizer
 from frontend.text.stop_strings import StopStrings
 from frontend.text.tokenizer import TextTokenizer
+from frontend.traffic import RequestAccount
 from proto.errors import KvmeshError
 from proto.requests import FinishReason
 from proto.streams import End, Prefilled
@@ -51,6 +52,7 @@ class TextChoice:
         num_prompt: int,
         arrived_s: float,
         metrics: FrontendMetrics,
+        account: RequestAccount,
     ) -> None:
         self.index = index
         self.num_prompt = num_prompt
@@ -64,6 +66,7 @@ class TextChoice:
         self._arrived_s = arrived_s
         self._first_s = self._last_s = 0.0
         self._metrics = metrics
+        self._account = account
 
     @property
     def num_cached(self) -> int:
@@ -111,11 +114,12 @@ class TextChoice:
                 pieces.append(Piece(self.index, rest))
             self.finish = self.finish or state.outcome.finish
         if self.finish is not None:
-            self._hub.finish(self._live)
+            self.close()
             pieces.append(Piece(self.index, "", self.finish))
         return pieces
 
     def close(self) -> None:
+        self._account.end()
         self._hub.finish(self._live)
 
     def _take_texts(self, new: list[int]) -> list[str]:
@@ -149,9 +153,11 @@ class TextChoice:
         if not self._first_s:
             self._first_s = now_s
             self._metrics.ttft_s.observe(now_s - self._arrived_s)
+            self._account.note_first(now_s - self._arrived_s, num_new, self.num_cached)
         else:
             gap_s = (now_s - self._last_s) / num_new
             for _ in range(num_new):
                 self._metrics.itl_s.observe(gap_s)
+            self._account.note_next(gap_s, num_new)
         self._last_s = now_s
         self._metrics.tokens_out.inc(num_new)

@@ -94,7 +94,7 @@ class RankAgent(WireStruct, frozen=True):
 
 
 class Presence(WireStruct, frozen=True):
-    """A frontend or a router that is there."""
+    """A frontend, a router or a planner that is there."""
 
     process: str
     incarnation: str

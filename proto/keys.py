@@ -71,13 +71,8 @@ def planners(ns: str) -> str:
 
 
 def planner(ns: str, name: str) -> str:
-    """Leased: `Presence`."""
+    """Leased: `Presence`. The one that is there longest gives orders."""
     return planners(ns) + name
-
-
-def planner_lead(ns: str) -> str:
-    """Leased: the name of the planner that gives orders."""
-    return f"/kvmesh/{ns}/planner-lead"
 
 
 def last_part(key: str) -> str:

@@ -5,15 +5,19 @@ from typing import Literal
 from proto.codec import Decoder
 from proto.roles import Role, WorkerState
 from proto.struct import WireStruct
+from proto.traffic import ModelTraffic
 
-ProcessKind = Literal["frontend", "router", "worker", "launcher"]
+ProcessKind = Literal["frontend", "router", "worker", "planner", "launcher"]
 
 
 class Beat(WireStruct, frozen=True, tag="beat"):
+    """Of every process that is no worker. `traffic`: a frontend's, of each model that was asked for there."""
+
     process: str
     kind: ProcessKind
     incarnation: str
     is_leaving: bool = False
+    traffic: list[ModelTraffic] = []
 
 
 class LoadReport(WireStruct, frozen=True, tag="load"):

@@ -19,12 +19,15 @@ def test_keys_stay_what_they_are() -> None:
         "worker": keys.worker("ns", "w1"),
         "agents": keys.agents("ns"),
         "agent": keys.agent("ns", "w1"),
+        "orders": keys.orders("ns"),
         "order": keys.order("ns", "w1"),
         "orders_of": keys.orders_of("ns", MODEL),
         "frontends": keys.frontends("ns"),
         "frontend": keys.frontend("ns", "f1"),
         "routers": keys.routers("ns"),
         "router": keys.router("ns", "r1"),
+        "planners": keys.planners("ns"),
+        "planner": keys.planner("ns", "p1"),
     } == {
         "root": "/kvmesh/ns/",
         "models": "/kvmesh/ns/models/",
@@ -33,12 +36,15 @@ def test_keys_stay_what_they_are() -> None:
         "worker": "/kvmesh/ns/workers/w1",
         "agents": "/kvmesh/ns/agents/",
         "agent": "/kvmesh/ns/agents/w1",
+        "orders": "/kvmesh/ns/orders/",
         "order": "/kvmesh/ns/orders/w1",
         "orders_of": "/kvmesh/ns/orders-of/org=2fModel-1=2e5",
         "frontends": "/kvmesh/ns/frontends/",
         "frontend": "/kvmesh/ns/frontends/f1",
         "routers": "/kvmesh/ns/routers/",
         "router": "/kvmesh/ns/routers/r1",
+        "planners": "/kvmesh/ns/planners/",
+        "planner": "/kvmesh/ns/planners/p1",
     }
 
 
