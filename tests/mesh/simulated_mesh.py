@@ -26,7 +26,8 @@ READY_S = 60.0
 
 @dataclass
 class SimulatedMesh:
-    """For the time of its body. `routing` are settings of the router; `processes` are by name.
+    """For the time of its body. `routing` and `serving` are settings of the router and of the frontend;
+    `processes` are by name.
 
     Models are folders with a tokenizer alone: what sends token ids and counts tokens needs no more.
     """
@@ -35,6 +36,7 @@ class SimulatedMesh:
     nats: str
     etcd: str
     routing: Mapping[str, Any] = field(default_factory=dict)
+    serving: Mapping[str, Any] = field(default_factory=dict)
     processes: dict[str, LoneProcess] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -50,7 +52,7 @@ class SimulatedMesh:
     def __enter__(self) -> "SimulatedMesh":
         try:
             self._start("router", "router", **self.routing)
-            self._start("frontend", "frontend", port=self.port)
+            self._start("frontend", "frontend", port=self.port, **self.serving)
         except BaseException:
             self._stack.close()
             raise
@@ -78,6 +80,10 @@ class SimulatedMesh:
         crowd = self.processes.pop(name)
         crowd.process.terminate()
         assert crowd.process.wait(STOP_S) == 0, crowd.log
+
+    def kill_crowd(self, name: str) -> None:
+        """On return its process is gone; its workers are lost once their beats are missed."""
+        self.processes.pop(name).process.kill()
 
     @property
     def num_workers(self) -> int:
