@@ -49,11 +49,12 @@ _Answer = TypeVar("_Answer")
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A key and its value. `revision` is that of its last change."""
+    """A key and its value. `revision` is that of its last change, `lease_id` its lease; 0: none."""
 
     key: str
     value: bytes
     revision: int
+    lease_id: int = 0
 
 
 class Removal(msgspec.Struct, frozen=True):
@@ -155,17 +156,20 @@ class EtcdClient:
             start = page.kvs[-1].key + b"\0"
 
     async def transact(
-        self, guards: Sequence[Guard], puts: Sequence[Put], deletes: Sequence[str] = ()
+        self, guards: Sequence[Guard], puts: Sequence[Put], deletes: Sequence[str] = (), lease_id: int = 0
     ) -> int | Refusal:
         """All of `puts` and `deletes`, or nothing when a guard fails; the revision they were made at.
 
+        What is put lives by the lease, if one is named.
+
         Raises:
             PayloadTooLarge: more than etcd takes at once.
+            LeaseGone: the lease has expired.
         """
         check_size(puts)
         request = wire.TxnRequest(
             compare=[_compare(guard) for guard in guards],
-            success=[*(_put_op(put, lease_id=0) for put in puts), *(_delete_op(key) for key in deletes)],
+            success=[*(_put_op(put, lease_id) for put in puts), *(_delete_op(key) for key in deletes)],
             failure=[_read_op(guard.key) for guard in guards],
         )
         answer = await self._unary(self._kv.Txn, request)
@@ -303,7 +307,7 @@ async def _watch_requests(prefix: str, from_revision: int) -> AsyncIterator[Any]
 
 
 def _entry(found: Any) -> Entry:
-    return Entry(found.key.decode(), found.value, found.mod_revision)
+    return Entry(found.key.decode(), found.value, found.mod_revision, found.lease)
 
 
 def _removal(found: Any) -> Removal:

@@ -4,7 +4,9 @@
             renewed in time                    no such lease any more
  held ───────────────────────► held    held ─────────────────────────► none ──► held, every key pending
 ```
-One task does all writing, so a key's values reach etcd in the order in which they were wished.
+One task does all writing, so a key's values reach etcd in the order in which they were wished. A key that
+was lost with its lease is put again unless another process has it by then: whoever was stopped for long wakes
+beside its successor, and takes nothing from it.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from contextlib import asynccontextmanager
 
 from proto.errors import DeadlineExceeded, KvmeshError
 from services.backoff import Backoff
-from services.etcd import MAX_WRITE_BYTES, EtcdClient, LeaseGone, Put, check_size
+from services.etcd import MAX_WRITE_BYTES, EtcdClient, Guard, LeaseGone, Put, Refusal, check_size
 from services.renewals import Renewals
 from services.tasks import open_tasks
 
@@ -42,6 +44,7 @@ class LeaseKeeper:
         self._renew_s = renew_s
         self._wanted: dict[str, bytes] = {}
         self._pending: dict[str, asyncio.Future[int]] = {}
+        self._lost: set[str] = set()
         self._kick = asyncio.Event()
 
     async def own(self, key: str, value: bytes) -> int:
@@ -97,36 +100,62 @@ class LeaseKeeper:
         if not self.lease_id or not await self._renewals.renew(self.lease_id):
             await self._take_lease()
         try:
-            while self._pending:
+            await self._reclaim_lost()
+            while self._pending.keys() - self._lost:
                 await self._settle_some()
         except LeaseGone:
             await self._take_lease()
             self._kick.set()
 
     async def _take_lease(self) -> None:
-        was, self.lease_id = self.lease_id, 0
+        if self.lease_id:
+            self._lost.update(self._wanted)
+        self.lease_id = 0
         self.lease_id = await self._client.grant(self._ttl_s)
         loop = asyncio.get_running_loop()
         for key in self._wanted:
             self._pending.setdefault(key, loop.create_future())
-        if was:
-            _log.warning("the lease was lost; taken anew", extra={"num_keys": len(self._wanted)})
+        if self._lost:
+            _log.warning("the lease was lost; taken anew", extra={"num_keys": len(self._lost)})
+
+    async def _reclaim_lost(self) -> None:
+        """Puts what was lost with an earlier lease; what another process has, once that one is gone."""
+        for key in [key for key in self._pending if key in self._lost]:
+            value = self._wanted.get(key)
+            if value is None:
+                self._note_settled({key: None}, 0)
+            else:
+                await self._try_put(key, value)
+
+    async def _try_put(self, key: str, value: bytes) -> None:
+        entry = await self._client.get(key)
+        if entry is not None and entry.lease_id != self.lease_id:
+            _log.debug("another process has a key of ours", extra={"key": key})
+            return
+        guard = Guard(key, 0 if entry is None else entry.revision)
+        result = await self._client.transact((guard,), (Put(key, value),), lease_id=self.lease_id)
+        if not isinstance(result, Refusal):
+            self._note_settled({key: value}, result)
 
     async def _settle_some(self) -> None:
         """Writes some of what is pending; what was wished anew meanwhile stays pending."""
         batch = self._batch()
         puts = [Put(key, value) for key, value in batch.items() if value is not None]
         deletes = [key for key, value in batch.items() if value is None]
-        revision = await self._client.write(puts, deletes, self.lease_id)
+        self._note_settled(batch, await self._client.write(puts, deletes, self.lease_id))
+
+    def _note_settled(self, batch: dict[str, bytes | None], revision: int) -> None:
         for key, value in batch.items():
-            if self._wanted.get(key) is value:
-                self._pending.pop(key).set_result(revision)
+            self._lost.discard(key)
+            settled = self._pending.pop(key, None) if self._wanted.get(key) is value else None
+            if settled is not None:
+                settled.set_result(revision)
 
     def _batch(self) -> dict[str, bytes | None]:
         """As many pending wishes as one write takes; None: to be removed."""
         batch: dict[str, bytes | None] = {}
         num_bytes = 0
-        for key in self._pending:
+        for key in [key for key in self._pending if key not in self._lost]:
             value = self._wanted.get(key)
             num_bytes += len(key) + len(value or b"")
             if batch and (num_bytes > MAX_WRITE_BYTES or len(batch) == MAX_WRITES):

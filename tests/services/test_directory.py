@@ -22,7 +22,9 @@ from services.directory import (
     Removed,
     open_directory,
 )
+from services.lease import LeaseKeeper
 from services.servers import Server, reserve_port
+from tests.services.waiting import wait_for
 
 
 @asynccontextmanager
@@ -60,6 +62,18 @@ def _compact(server: Server, revision: int) -> None:
     body = json.dumps({"revision": str(revision), "physical": True}).encode()
     with urlopen(Request(f"http://{server.url}/v3/kv/compaction", data=body), timeout=5) as answer:
         answer.read()
+
+
+def _revoke(server: Server, lease_id: int) -> None:
+    body = json.dumps({"ID": str(lease_id)}).encode()
+    urlopen(Request(f"http://{server.url}/v3/lease/revoke", data=body), timeout=5).close()
+
+
+async def _lose_lease(server: Server, keeper: LeaseKeeper) -> None:
+    """Its lease is revoked; on return it has taken another."""
+    lost = keeper.lease_id
+    await asyncio.to_thread(_revoke, server, lost)
+    await wait_for(lambda: keeper.lease_id not in (0, lost))
 
 
 def test_a_key_is_put_read_listed_and_deleted(etcd_server: Server, namespace: str) -> None:
@@ -230,13 +244,42 @@ def test_of_leases_renewed_together_a_lost_one_is_taken_anew_and_the_others_stay
             ids = [lease.lease_id for lease in leases]
             async with directory.watch(f"{namespace}/1") as changes:
                 await _until(changes, _lists(f"{namespace}/1"))
-                ended = json.dumps({"ID": str(ids[1])}).encode()
-                url = f"http://{etcd_server.url}/v3/lease/revoke"
-                await asyncio.to_thread(lambda: urlopen(Request(url, data=ended), timeout=5).close())
+                await asyncio.to_thread(_revoke, etcd_server, ids[1])
                 await _until(changes, lambda change: isinstance(change, Removed))
                 await _until(changes, _lists(f"{namespace}/1"))
             assert leases[1].lease_id != ids[1]
             assert [leases[0].lease_id, leases[2].lease_id] == [ids[0], ids[2]]
+
+    asyncio.run(body())
+
+
+def test_a_key_that_another_has_when_a_lease_is_taken_anew_is_his_until_he_is_gone(
+    etcd_server: Server, namespace: str
+) -> None:
+    """As when a process that was stopped for long wakes beside its successor; and as it ends before him."""
+
+    async def body() -> None:
+        async with _open(etcd_server, lease_ttl_s=2) as directory, directory.watch(namespace) as changes:
+            async with directory.open_lease() as former:
+                await former.own(namespace, b"former")
+                async with directory.open_lease() as successor:
+                    revision = await successor.own(namespace, b"successor")
+                    await _lose_lease(etcd_server, former)
+                    again = asyncio.ensure_future(former.own(namespace, b"former, awake"))
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(1.5):
+                            await asyncio.shield(again)
+                    entry = await directory.get(namespace)
+                    assert entry is not None
+                    assert (entry.value, entry.revision) == (b"successor", revision)
+                await again
+                await _until(changes, _lists(namespace))
+            async with directory.open_lease() as former, directory.open_lease() as successor:
+                await former.own(namespace, b"former")
+                await successor.own(namespace, b"successor")
+                await _lose_lease(etcd_server, former)
+                await former.disown(namespace)
+                assert [entry.value for entry in await directory.list(namespace)] == [b"successor"]
 
     asyncio.run(body())
 
@@ -290,7 +333,7 @@ def test_an_outage_shorter_than_the_lease_removes_nothing(make_etcd: Callable[[]
             with pytest.raises(Disconnected):
                 await directory.get("owned")
             server.restart()
-            assert await _next(changes, limit_s=2) == Listed([Entry("owned", b"here", revision)])
+            assert await _next(changes, limit_s=2) == Listed([Entry("owned", b"here", revision, lease_id)])
             assert await directory.own("owned", b"still here") > revision
             assert directory.lease_id == lease_id
 
