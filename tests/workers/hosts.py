@@ -39,6 +39,23 @@ class Hosts:
     def mend(self) -> None:
         _run(f"ip -n {LEFT} link set {KV_LINK} up")
 
+    def drop_connections(self) -> None:
+        """What is connected over TCP from one to the other dies at the left one; what comes next is well.
+
+        Raises:
+            NoRights: this kernel does not do that.
+        """
+        established = "state established src 10.213.7.9"
+        drop = f"ip netns exec {LEFT} ss --kill --no-header {established}"
+        look = f"ip netns exec {LEFT} ss --no-header {established}"
+        try:
+            _run(drop)
+            left = _run(look)
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            raise NoRights(str(error)) from error
+        if left:
+            raise NoRights(f"connections outlived `{drop}`")
+
     def throttle(self, kbit: int) -> None:
         """What leaves the left one for the right one goes at this pace."""
         _run(f"tc -n {LEFT} qdisc replace dev {KV_LINK} root tbf rate {kbit}kbit burst 64kb latency 200ms")
@@ -97,8 +114,8 @@ def _remove() -> None:
             _run(command)
 
 
-def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True, capture_output=True, text=True)
+def _run(command: str) -> str:
+    return subprocess.run(command.split(), check=True, capture_output=True, text=True).stdout
 
 
 def enter_host(host: str) -> None:

@@ -84,12 +84,12 @@ async def assert_right(client: Client, stream: Stream, seed: int, num_tokens: in
     assert stream.tokens == expected.tokens
 
 
-async def wait_resumed(client: Client, seed: int) -> None:
+async def wait_resumed(client: Client, seed: int, decode: str = "decode") -> None:
     """Until a prefill goes over the link again."""
     seeds = iter(range(seed, seed + 1000))
 
     async def is_remote() -> bool:
-        stream = await client.generate("decode", random_prompt(100, next(seeds)))
+        stream = await client.generate(decode, random_prompt(100, next(seeds)))
         return stream.final.prefill == "remote"
 
     await until("prefills go to the other host", is_remote, RESUME_S)
@@ -148,6 +148,30 @@ def test_a_link_that_is_cut_in_a_push_costs_a_local_prefill_and_comes_back(acros
         await client.wait_rest("decode", "prefill")
 
     run_client(across, body)
+
+
+def test_connections_that_have_died_cost_a_local_prefill_and_are_made_anew(
+    across: Across, tiny: Path
+) -> None:
+    """Of an owner of its own: what was written when it died stays in quarantine for the owner's life."""
+    cut_off = across.fleet.start("cut-off", Role.DECODE, tiny, host=RIGHT, **SETTINGS)
+
+    async def body(client: Client) -> None:
+        await across.fleet.wait_ready("cut-off")
+        await wait_resumed(client, 3000, "cut-off")
+        try:
+            across.hosts.drop_connections()
+        except NoRights as error:
+            pytest.skip(f"connections cannot be dropped here: {error}")
+        stream = await client.generate("cut-off", random_prompt(PROMPT_TOKENS, 30))
+        assert stream.final.prefill == "local"
+        await assert_right(client, stream, 30)
+        await wait_resumed(client, 4000, "cut-off")
+
+    try:
+        run_client(across, body)
+    finally:
+        cut_off.process.kill()
 
 
 @pytest.mark.slow

@@ -178,7 +178,8 @@ class Taking:
             await self._tools.reads.unpin(self._source.worker, pin)
             return
         try:
-            await self._tools.reads.read(peer, pin, blocks, self._spec.sequence, end)
+            with self._tools.peers.parting_if_gone(peer):
+                await self._tools.reads.read(peer, pin, blocks, self._spec.sequence, end)
         except KvmeshError as error:
             log.info("a pull failed; computing instead", extra={"reason": str(error)})
         else:

@@ -141,7 +141,8 @@ class HeldJob:
     async def _run_granted(self, peer: Peer, granted: Granted) -> None:
         push = Push(granted, peer, self._tools.pool, self._tools.transfers, self.stop)
         try:
-            await self._deliver(peer, granted, push)
+            with self._tools.peers.parting_if_gone(peer):
+                await self._deliver(peer, granted, push)
         except KvmeshError:
             await self._end_grant(granted, peer, push)
             self._trace(push, granted, has_landed=False)
@@ -192,6 +193,7 @@ class HeldJob:
             await self._tell_owner(GiveUp(self.job.job, "a write is stuck"))
         await push.wait_settled()
         if push.has_failed:
+            self._tools.peers.part(peer)
             self._tools.held.doubt(granted.grant, peer.card.process)
             await self._tell_owner(GiveUp(self.job.job, "a write failed"))
         else:
@@ -231,7 +233,8 @@ class HeldJob:
         try:
             pinned = await self._pin(wanted)
             theirs = pinned.blocks[cached // self._tools.pool.block_size :]
-            await self._tools.reads.read(peer, pinned.pin, theirs, self._sequence, wanted)
+            with self._tools.peers.parting_if_gone(peer):
+                await self._tools.reads.read(peer, pinned.pin, theirs, self._sequence, wanted)
         except KvmeshError as error:
             log.info("a pull failed; computing instead", extra={"job": self.job.job, "reason": str(error)})
             return cached

@@ -6,6 +6,8 @@ that was meant for its former life can reach the new one.
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from proto.cards import AgentCard, RankAgent
@@ -108,6 +110,26 @@ class Peers:
             reason = f"it has {len(card.ranks)} ranks, and ours has one"
             raise LayoutMismatch(source=self._name, target=card.worker, reason=reason)
         check_convertible(self._own.pool, card.ranks[0].pool, self._name, card.worker)
+
+    def part(self, peer: Peer) -> None:
+        """A transfer to or from it failed: that connection is dead for good, and who comes next meets anew.
+
+        Nothing here slows those who try again: an owner does not ask the holder of a failed job for a while.
+        """
+        meeting = self._meetings.get(peer.card.incarnation)
+        if meeting is not None and meeting.peer is peer:
+            del self._meetings[peer.card.incarnation]
+            self._transfers.remove_peer(peer.rank.agent)
+            log.info("parting from %s", peer.card.worker, extra={"incarnation": peer.card.incarnation})
+
+    @contextmanager
+    def parting_if_gone(self, peer: Peer) -> Iterator[None]:
+        """What is raised as `PeerGone` in the body is raised on, after `part`."""
+        try:
+            yield
+        except PeerGone:
+            self.part(peer)
+            raise
 
     def forget(self, card: AgentCard) -> None:
         """This life of a worker is over."""

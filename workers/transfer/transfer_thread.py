@@ -72,6 +72,7 @@ class TransferThread:
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._moving: list[_Moving] = []
         self._leaving: set[str] = set()
+        self._returning: dict[str, _Order] = {}
         self._expected = 0
         self._busy_until_s = 0.0
         self._has_ended = threading.Event()
@@ -116,34 +117,17 @@ class TransferThread:
         self._put(_Order(lambda: self._post(transfer), transfer.on_refused))
 
     def notify(self, agent: str, notice: bytes, on_done: OnDone) -> None:
-        self._put_call(lambda: self._transport.notify(agent, notice), agent, on_done)
+        self._put(_order_of(lambda: self._transport.notify(agent, notice), agent, on_done))
 
     def add_peer(self, agent: str, metadata: bytes, on_done: OnDone) -> None:
-        def add() -> None:
-            if agent in self._leaving:
-                self._leaving.discard(agent)
-            else:
-                self._transport.add_peer(metadata)
-
-        self._put_call(add, agent, on_done)
+        adding = _order_of(lambda: self._transport.add_peer(metadata), agent, on_done)
+        self._put(_Order(lambda: self._add(agent, adding), adding.refuse))
 
     def remove_peer(self, agent: str) -> None:
-        self._put(_Order(lambda: self._leaving.add(agent), lambda: None))
+        self._put(_Order(lambda: self._dismiss(agent), lambda: None))
 
     def expect(self, num_leaves: int) -> None:
         self._put(_Order(lambda: self._set_expected(num_leaves), lambda: None))
-
-    def _put_call(self, call: Callable[[], None], agent: str, on_done: OnDone) -> None:
-        def carry_out() -> None:
-            try:
-                call()
-            except TransferFault as error:
-                on_done(error)
-            else:
-                on_done(None)
-
-        refusal = PeerGone(peer=agent, reason="transfers have ended")
-        self._put(_Order(carry_out, lambda: on_done(refusal)))
 
     def _put(self, order: _Order) -> None:
         self._orders.put(order)
@@ -160,6 +144,19 @@ class TransferThread:
         except queue.Empty:
             return
 
+    def _add(self, agent: str, adding: _Order) -> None:
+        """One that is leaving returns once it has left: its connection may be a dead one."""
+        if agent in self._leaving:
+            self._returning[agent] = adding
+        else:
+            adding.carry_out()
+
+    def _dismiss(self, agent: str) -> None:
+        self._leaving.add(agent)
+        returning = self._returning.pop(agent, None)
+        if returning is not None:
+            returning.refuse()
+
     def _set_expected(self, num_leaves: int) -> None:
         self._expected = num_leaves
 
@@ -175,6 +172,8 @@ class TransferThread:
             self._finish_moving()
         finally:
             self._has_ended.set()
+            for returning in self._returning.values():
+                returning.refuse()
             self._refuse_rest()
 
     def _finish_moving(self) -> None:
@@ -266,3 +265,21 @@ class TransferThread:
                 self._transport.remove_peer(agent)
             except TransferFault as error:
                 log.info("a former peer was gone already", extra={"reason": str(error)})
+            returning = self._returning.pop(agent, None)
+            if returning is not None:
+                returning.carry_out()
+
+
+def _order_of(call: Callable[[], None], agent: str, on_done: OnDone) -> _Order:
+    """A call of the library about `agent`, and who is told how it went."""
+
+    def carry_out() -> None:
+        try:
+            call()
+        except TransferFault as error:
+            on_done(error)
+        else:
+            on_done(None)
+
+    refusal = PeerGone(peer=agent, reason="transfers have ended, or it was removed")
+    return _Order(carry_out, lambda: on_done(refusal))

@@ -62,7 +62,7 @@ class Transfers(Protocol):
         ...
 
     def add_peer(self, agent: str, metadata: bytes, on_done: OnDone) -> None:
-        """Once for each agent: a second time would invalidate what moves to it."""
+        """Once for each agent, or again after it was removed: twice would invalidate what moves to it."""
         ...
 
     def remove_peer(self, agent: str) -> None:

@@ -6,8 +6,11 @@ pool at the moment when it was heard.
 
 import asyncio
 import os
+import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -23,9 +26,9 @@ LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class PoolOrder:
-    """Do something to a block, and say what is in its layers."""
+    """Do something to a block, or cut every connection; and say what is in the block's layers."""
 
-    verb: Literal["fill", "clear", "show"]
+    verb: Literal["fill", "clear", "show", "cut"]
     block: int
     value: int = 0
 
@@ -62,4 +65,14 @@ async def _serve(link: Connection, agent: str, pool: MemoryPool) -> None:
                 pool.fill(order.block, order.value)
             elif order.verb == "clear":
                 pool.clear(order.block)
+            elif order.verb == "cut":
+                _cut_connections()
             link.send(pool.layers(order.block))
+
+
+def _cut_connections() -> None:
+    """As a network that drops both ends: what is connected over TCP can be used no more."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor.name))) as found:
+            if found.family == socket.AF_INET and found.getpeername():
+                found.shutdown(socket.SHUT_RDWR)

@@ -46,6 +46,10 @@ class PeerProcess:
     def clear(self, block: int) -> None:
         self._ask(PoolOrder("clear", block))
 
+    def cut_connections(self) -> None:
+        """It lives on, and so do we; but what connects us over TCP is dead."""
+        self._ask(PoolOrder("cut", 0))
+
     def layers(self, block: int) -> list[int]:
         return self._ask(PoolOrder("show", block))
 

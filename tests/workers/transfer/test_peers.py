@@ -1,5 +1,6 @@
 """Who can be met: this very life of a worker, if its KV can move here at all."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from services.servers import Server
 from services.tasks import open_tasks
 from tests.workers.harness import until
 from tests.workers.transfer.conftest import Exchange
-from tests.workers.transfer.scene import PeerProcess, Scene
+from tests.workers.transfer.scene import PeerProcess, Scene, open_scene
 from workers.transfer.agents import Agents
 from workers.transfer.peers import Peers
 
@@ -80,6 +81,35 @@ def test_a_worker_that_is_started_again_is_another_peer(
         assert second.layers(2) == [30, 31, 32, 33]
 
     run_peers(exchange, etcd_server, namespace, body)
+
+
+def test_a_peer_whose_connection_has_died_is_met_anew(
+    etcd_server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both processes live on. Until they part, every further transfer fails like the first."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+
+    async def run() -> None:
+        async with open_scene() as scene, following(etcd_server, namespace, scene) as (peers, directory):
+            child = scene.start_stranger("cut off", ucx_tls="tcp")
+            card = child.peer.card
+            await show(directory, peers, namespace, card)
+            first = await peers.meet(card.worker, card.incarnation)
+            assert await scene.move("WRITE", child, [(0, 0)]) is None
+            child.cut_connections()
+            for _ in range(2):
+                assert isinstance(await scene.move("WRITE", child, [(0, 0)]), PeerGone)
+                assert await peers.meet(card.worker, card.incarnation) is first
+            peers.part(first)
+            second = await peers.meet(card.worker, card.incarnation)
+            peers.part(first)  # who else used the dead connection says so late
+            assert await peers.meet(card.worker, card.incarnation) is second
+            scene.pool.fill(1, 30)
+            assert await scene.move("WRITE", child, [(1, 2)]) is None
+            assert await scene.move("READ", child, [(2, 3)]) is None
+            assert child.layers(2) == scene.pool.layers(3) == [30, 31, 32, 33]
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(
