@@ -79,12 +79,14 @@ class HandBack(WireStruct, frozen=True, tag="hand_back"):
 class Drain(WireStruct, frozen=True, tag="drain"):
     """Operator -> worker: take no new work, and let go of what runs. The answer comes once its card says so.
 
-    It stays draining, alive and of no use, until `Undrain`. Units: `limit_s` seconds after which nobody is
-    asked to take any more; what is left ends where it is.
+    It stays draining, alive and of no use, until `Undrain`. Refused by the last ready decode worker of a
+    model, unless `is_forced`. Units: `limit_s` seconds after which nobody is asked to take any more; what is
+    left ends where it is.
     """
 
     mode: DrainMode
     limit_s: float
+    is_forced: bool = False
 
 
 class Undrain(WireStruct, frozen=True, tag="undrain"):

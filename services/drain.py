@@ -1,28 +1,22 @@
 """`kvmesh drain`: a worker takes no new work and lets go of what it has; or takes work again."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from typing import Annotated
 
 import typer
 
-from proto import subjects
-from proto.codec import encode
-from proto.control import CONTROL_REPLIES, ControlRequest, Done
-from proto.errors import DeadlineExceeded, Disconnected, InternalFault, KvmeshError, from_fault
+from proto.control import Done
+from proto.errors import DeadlineExceeded, Disconnected
 from proto.hand_over import Drain, Undrain
 from proto.reports import BEATS, AnyBeat, LoadReport
-from proto.requests import Refused
 from proto.roles import DrainMode, WorkerState
 from services.bus import Bus, BusSettings, open_bus
-from services.directory import Directory, DirectorySettings, open_directory
 from services.liveness import BeatSettings, watch_beats
-from services.orders import bump_orders, find_survivors, read_card
 from services.process import run_process
-from services.status.status_settings import Address, StatusSettings, find_mesh
+from services.status.status_settings import StatusSettings, find_mesh
+from services.worker_ask import tell_worker
 
-ASK_LIMIT_S = 10.0
+ASK_LIMIT_S = 20.0  # the worker asks the directory, which may be slow
 CONNECT_LIMIT_S = 5.0
 MARGIN_S = 2.0
 
@@ -43,72 +37,20 @@ def drain(
     """Have a worker take no new work and hand over what runs; it stays alive, for `--undo` or its end."""
     address = find_mesh(StatusSettings(state=state, nats=nats, etcd=etcd, ns=ns))
 
-    begin = _begin_by_force if force else _begin
+    bus_settings = BusSettings(url=address.nats_url, connect_timeout_s=CONNECT_LIMIT_S)
 
     async def run(_: asyncio.Event) -> None:
-        async with _connected(address) as (bus, directory):
+        async with open_bus(bus_settings, "kvmesh-drain") as bus:
             if undo:
-                await ask(bus, address.ns, worker, Undrain())
+                await tell_worker(bus, address.ns, worker, Undrain(), Done, ASK_LIMIT_S)
                 typer.echo(f"{worker} takes work again")
                 return
-            await begin(bus, directory, address.ns, worker, Drain(mode, limit_s))
+            order = Drain(mode, limit_s, is_forced=force)
+            await tell_worker(bus, address.ns, worker, order, Done, ASK_LIMIT_S)
             await wait_drained(bus, address.ns, worker, limit_s)
             typer.echo(f"{worker} is drained")
 
     raise typer.Exit(run_process(run, drain_limit_s=0))
-
-
-@asynccontextmanager
-async def _connected(address: Address) -> AsyncIterator[tuple[Bus, Directory]]:
-    """
-    Raises:
-        Disconnected: NATS or etcd is out of reach.
-    """
-    bus_settings = BusSettings(url=address.nats_url, connect_timeout_s=CONNECT_LIMIT_S)
-    endpoints = address.etcd_endpoint.split(",")
-    directory_settings = DirectorySettings(endpoints=endpoints, connect_timeout_s=CONNECT_LIMIT_S)
-    async with (
-        open_bus(bus_settings, "kvmesh-drain") as bus,
-        open_directory(directory_settings) as directory,
-    ):
-        yield bus, directory
-
-
-async def _begin(bus: Bus, directory: Directory, ns: str, worker: str, order: Drain) -> None:
-    """The worker is draining, and its model has a ready decode worker still; else all is as it was.
-
-    Raises:
-        InvalidRequest: it is the last one, or there is no such worker.
-        KvmeshError: it refuses, or is out of reach.
-    """
-    card = await read_card(directory, ns, worker)
-    await find_survivors(directory, ns, card)  # what is clear already disturbs nobody
-    try:
-        await ask(bus, ns, worker, order)
-        await bump_orders(directory, ns, card)
-    except (KvmeshError, asyncio.CancelledError):
-        if card.state is WorkerState.READY:
-            with suppress(KvmeshError):
-                await ask(bus, ns, worker, Undrain())
-        raise
-
-
-async def _begin_by_force(bus: Bus, directory: Directory, ns: str, worker: str, order: Drain) -> None:
-    await read_card(directory, ns, worker)
-    await ask(bus, ns, worker, order)
-
-
-async def ask(bus: Bus, ns: str, worker: str, request: ControlRequest) -> None:
-    """
-    Raises:
-        KvmeshError: the worker refuses, or gives no answer.
-    """
-    answer = await bus.request(subjects.worker_control(ns, worker), encode(request), ASK_LIMIT_S)
-    reply = CONTROL_REPLIES.decode(answer)
-    if isinstance(reply, Refused):
-        raise from_fault(reply.fault)
-    if not isinstance(reply, Done):
-        raise InternalFault(reason=f"{worker} answered with {type(reply).__name__}")
 
 
 async def wait_drained(bus: Bus, ns: str, worker: str, limit_s: float) -> None:

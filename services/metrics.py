@@ -7,13 +7,18 @@ Units: seconds, bytes, tokens, blocks and requests, as the end of the name says;
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
 from proto.reports import ProcessKind
+from proto.roles import Role
 
+SwitchOutcome = Literal["done", "failed", "taken back"]
+
+KEPT_EPOCHS = 100
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
@@ -151,6 +156,15 @@ class WorkerMetrics:
             "sequences pulled or recomputed here after another worker, or that stayed here",
             ("outcome",),
         )
+        self._served = metrics.counter(
+            "served_total", "sequences and jobs that ended here, in each term", ("role", "epoch", "what")
+        )
+        self._role_switches = metrics.counter(
+            "role_switches_total", "orders executed, by the wanted role and how they ended", ("to", "outcome")
+        )
+        self._role_switch_s = metrics.histogram(
+            "role_switch_seconds", "from an order's arrival to the new role", DURATION_BUCKETS_S
+        )
         self._jobs_failed = metrics.counter(
             "prefill_jobs_failed_total", "remote prefill jobs that were not done here, by why", ("reason",)
         )
@@ -161,6 +175,17 @@ class WorkerMetrics:
 
     def handed_over(self, outcome: Literal["pulled", "recomputed", "stayed"]) -> None:
         self._hand_overs.labels(outcome).inc()
+
+    def note_served(self, role: Role, epoch: int, what: Literal["sequence", "job"]) -> None:
+        """What was served `KEPT_EPOCHS` epochs ago is shown no more."""
+        self._served.labels(role, epoch, what).inc()
+        with suppress(KeyError):
+            self._served.remove(role, str(epoch - KEPT_EPOCHS), what)
+
+    def role_switched(self, to: Role, outcome: SwitchOutcome, took_s: float) -> None:
+        self._role_switches.labels(to, outcome).inc()
+        if outcome == "done":
+            self._role_switch_s.observe(took_s)
 
     def job_failed(self, reason: str) -> None:
         """`reason` is an error's code: a small, fixed set."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from proto.cards import ModelCard
 from proto.layout import PoolLayout
 from services.bus import Bus
+from services.directory import Directory
 from services.metrics import Metrics, WorkerMetrics
 from services.tracing import Tracing
 from services.work_queue import WorkQueue
@@ -28,10 +29,13 @@ from workers.roles.hand_over_taker import TakerTools
 from workers.roles.held_grants import HeldGrants
 from workers.roles.held_job import HolderTools
 from workers.roles.lender import Lender
+from workers.roles.letting_go import LettingGo
+from workers.roles.order_watch import OrderWatch
 from workers.roles.patrol import Patrol
 from workers.roles.pinned_reads import PinnedReads
 from workers.roles.prefill_choice import PrefillRules
 from workers.roles.remote_prefill import RemotePrefillLimits, RemotePrefills
+from workers.roles.role_switch import RoleSwitch
 from workers.roles.term import Term
 from workers.settings import WorkerSettings
 from workers.transfer.pace import Pace
@@ -45,7 +49,9 @@ class Ground:
 
     settings: WorkerSettings
     term: Term
+    orders: OrderWatch
     bus: Bus
+    directory: Directory
     queue: WorkQueue
     engine: Engine
     bridge: EngineBridge
@@ -73,6 +79,7 @@ class Parts:
     giver: HandOverGiver
     hand_over: HandOver
     drainer: Drainer
+    role_switch: RoleSwitch
     prefill_desk: PrefillDesk
     door: WorkerDoor
     reporter: Reporter
@@ -98,6 +105,7 @@ class Parts:
             "prefill desk": self.prefill_desk.run(),
             "door": self.door.run(),
             "drainer": self.drainer.run(),
+            "role switch": self.role_switch.run(),
         }
 
 
@@ -126,7 +134,9 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     giver = HandOverGiver(engine, lender, decode_desk.served, settings.hand_over_wait_s)
     prefill_desk = _prefill_desk(ground, control, reads, held)
     hand_over = HandOver(decode_desk.served, outbox, ground.metrics)
-    drainer = Drainer(term, hand_over, prefill_desk)
+    letting_go = LettingGo(hand_over, decode_desk, prefill_desk, lender)
+    role_switch = RoleSwitch(term, ground.orders, letting_go, prefill_desk, ground.metrics)
+    drainer = Drainer(term, hand_over, prefill_desk, role_switch)
     return Parts(
         outbox=outbox,
         publisher=publisher,
@@ -137,12 +147,14 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
         giver=giver,
         hand_over=hand_over,
         drainer=drainer,
+        role_switch=role_switch,
         prefill_desk=prefill_desk,
         door=WorkerDoor(
             term,
             decode_desk,
             giver,
             drainer,
+            role_switch,
             prefill_desk,
             outbox,
             lender,
@@ -222,6 +234,7 @@ def observe(metrics: Metrics, ground: Ground, parts: Parts) -> None:
     metrics.observe(
         "preemptions", "sequences that gave their blocks back", lambda: engine.load().num_preemptions
     )
+    metrics.observe("role_epoch", "which term of a role it is", lambda: ground.term.epoch)
     metrics.observe("attempts_served", "attempts taken and not ended", lambda: len(parts.decode_desk.served))
     metrics.observe(
         "jobs_in_hand", "remote prefill jobs taken and not ended", lambda: parts.prefill_desk.num_jobs

@@ -2,12 +2,9 @@
 
 from typing import TypeVar
 
-from proto import subjects
-from proto.codec import encode
-from proto.control import CONTROL_REPLIES, ControlRequest
-from proto.errors import InternalFault, from_fault
-from proto.requests import Refused
+from proto.control import ControlRequest
 from services.bus import Bus
+from services.worker_ask import ask_worker
 
 R = TypeVar("R")
 
@@ -25,11 +22,4 @@ class ControlClient:
         Raises:
             KvmeshError: what the worker refused with, or `NoResponder`, `DeadlineExceeded`, `Disconnected`.
         """
-        payload = encode(request, self._bus.max_payload_bytes)
-        raw = await self._bus.request(subjects.worker_control(self._ns, worker), payload, timeout_s)
-        reply = CONTROL_REPLIES.decode(raw)
-        if isinstance(reply, Refused):
-            raise from_fault(reply.fault)
-        if not isinstance(reply, kind):
-            raise InternalFault(reason=f"{worker} answered {type(reply).__name__}, not {kind.__name__}")
-        return reply
+        return await ask_worker(self._bus, self._ns, worker, request, kind, timeout_s)

@@ -231,6 +231,8 @@ class DecodeDesk:
         if end is not None:
             self._forget(served, end.fault.code if end.fault is not None else "")
             self._metrics.decode_served.inc()
+            self._term.num_served += 1
+            self._metrics.note_served(self._term.role, self._term.epoch, "sequence")
 
     def _fault_of(self, event: SequenceProgress) -> Fault | None:
         """When the engine itself has ended, its sequences are sound and go on elsewhere."""
@@ -238,10 +240,10 @@ class DecodeDesk:
             return event.fault
         return to_fault(GoElsewhere(worker=self._term.worker, reason="its engine has ended"))
 
-    def send_elsewhere(self) -> None:
+    def send_elsewhere(self, reason: str) -> None:
         """End every attempt here with a word to its frontend to go on with it on another worker."""
         for served in self.served.all():
-            self._end_with(served, GoElsewhere(worker=self._term.worker, reason="it is leaving"))
+            self._end_with(served, GoElsewhere(worker=self._term.worker, reason=reason))
 
     def _end_late(self, sequence: str) -> None:
         served = self.served.find(sequence)

@@ -11,6 +11,7 @@ from proto.control import CONTROL_REQUESTS, ControlReply, ControlRequest
 from proto.errors import InternalFault, InvalidRequest, KvmeshError, to_fault
 from proto.hand_over import Drain, HandBack, PinSequence, TakeOver, Undrain
 from proto.requests import Accepted, GenerateReply, Refused, RoutedRequest
+from proto.roles import AskRole, SwitchRole, TakeBackRole
 from services.bus import Delivery
 from services.tracing import Tracing
 from workers.decode_desk import DecodeDesk
@@ -22,6 +23,7 @@ from workers.roles.drainer import Drainer
 from workers.roles.hand_over_giver import HandOverGiver
 from workers.roles.held_grants import HeldGrants
 from workers.roles.lender import Lender
+from workers.roles.role_switch import RoleSwitch
 from workers.roles.term import Term
 
 MAX_WAITING = 10_000
@@ -38,6 +40,7 @@ class WorkerDoor:
         decode_desk: DecodeDesk,
         giver: HandOverGiver,
         drainer: Drainer,
+        role_switch: RoleSwitch,
         prefill_desk: PrefillDesk,
         outbox: Outbox,
         lender: Lender,
@@ -50,6 +53,7 @@ class WorkerDoor:
         self._decode_desk = decode_desk
         self._giver = giver
         self._drainer = drainer
+        self._role_switch = role_switch
         self._prefill_desk = prefill_desk
         self._outbox = outbox
         self._lender = lender
@@ -142,6 +146,10 @@ class WorkerDoor:
                 return self._drainer.drain(request)
             case Undrain():
                 return self._drainer.undrain()
+            case SwitchRole():
+                return self._role_switch.order(request)
+            case TakeBackRole():
+                return self._role_switch.take_back()
         return None
 
     def _serve(self, request: ControlRequest) -> ControlReply:
@@ -160,6 +168,8 @@ class WorkerDoor:
                 return self._lender.unpin(pin)
             case PinSequence():
                 return self._giver.pin(request)
+            case AskRole():
+                return self._role_switch.progress()
             case control.TakeSnapshot(page, number):
                 return control.Snapshot(self._publisher.snapshot(page, number))
             case control.AskHoldings():

@@ -77,9 +77,9 @@ class PrefillDesk:
         """A worker is lost: nothing is computed for it. It may come back, and has its prompts prefilled."""
         self._stop(lambda job: job.owner == owner, "its owner was lost")
 
-    def leave(self) -> None:
-        """Give back what is in hand: its owners prefill themselves."""
-        self._stop(lambda _: True, f"{self._tools.term.worker} is leaving")
+    def give_back(self, reason: str) -> None:
+        """All that is in hand: its owners prefill themselves."""
+        self._stop(lambda _: True, reason)
 
     def _stop(self, is_meant: Callable[[PrefillJob], bool], reason: str) -> None:
         for held in self._jobs.values():
@@ -94,6 +94,11 @@ class PrefillDesk:
                 await self._fetch_for_ever(group)
             finally:
                 self._group = None
+
+    def _note_served(self) -> None:
+        term = self._tools.term
+        term.num_served += 1
+        self._metrics.note_served(term.role, term.epoch, "job")
 
     async def wait_idle(self) -> None:
         """Until no job is in hand."""
@@ -115,28 +120,31 @@ class PrefillDesk:
         """A queue in trouble stops nobody from asking directly. Who decodes has no place at the queue."""
         backoff = Backoff(first_s=0.1, most_s=FETCH_S)
         while True:
-            await self._wait_room()
+            await self._wait_until(self._takes_jobs)
             try:
                 async with open_taker(self._queue, self._subject) as taker:
-                    while True:
-                        await self._wait_room()
-                        await self._fetch(group, taker)
-                        backoff.reset()
+                    await self._fetch_in_role(group, taker)
+                backoff.reset()
             except KvmeshError as error:
                 log.warning("no jobs can be fetched now", extra={"reason": str(error)})
-            await asyncio.sleep(backoff.next_s())
+                await asyncio.sleep(backoff.next_s())
 
-    async def _wait_room(self) -> None:
-        while not self._can_fetch():
+    async def _fetch_in_role(self, group: asyncio.TaskGroup, taker: Taker) -> None:
+        while self._takes_jobs():
+            await self._fetch(group, taker)
+            await self._wait_until(lambda: self._has_room() or not self._takes_jobs())
+
+    async def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
             self._changed.clear()
             await self._changed.wait()
 
-    def _can_fetch(self) -> bool:
+    def _takes_jobs(self) -> bool:
         try:
             self._tools.term.check_takes(Role.PREFILL)
         except GoElsewhere:
             return False
-        return self._has_room()
+        return True
 
     def _has_room(self) -> bool:
         """One that is ending may wait for its stopped owner to wake, and costs nothing."""
@@ -146,7 +154,7 @@ class PrefillDesk:
         work = await taker.fetch(FETCH_S)
         if work is None:
             return
-        if not self._can_fetch():
+        if not (self._takes_jobs() and self._has_room()):
             with suppress(Unavailable, DeadlineExceeded):
                 await work.give_back()
             return
@@ -170,6 +178,7 @@ class PrefillDesk:
         try:
             await _run_with_progress(held, work)
             self._metrics.jobs_served.inc()
+            self._note_served()
         except GrantRefused as error:
             log.info("a job is done with already", extra={"job": job, "reason": str(error)})
         except KvmeshError as error:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from proto import subjects
+from proto import keys, subjects
 from proto.cards import RankAgent
 from proto.errors import InternalFault
 from proto.jobs import Landing
@@ -34,6 +34,7 @@ from workers.engine.simulated_runner import SimulatedRunner
 from workers.guards import check_names_free, guard_model, guard_names, guard_threads
 from workers.neighbours import Neighbours
 from workers.registration import Registration, publish_model
+from workers.roles.order_watch import OrderWatch, adopt_order
 from workers.roles.prefill_view import PrefillView
 from workers.roles.term import Term
 from workers.runners import engine_settings, kv_class, load_runner, pool_layout
@@ -95,6 +96,7 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
         open_tracing(settings.tracing, "worker", name) as tracing,
     ):
         term = Term(name, new_id(), settings.role)
+        await adopt_order(directory, settings.mesh.ns, term)
         outside = Outside(settings, term, bus, directory, metrics, health, shutdown, tracing)
         await check_available(bus)  # before the weights, which may take minutes
         loaded = await asyncio.to_thread(_load, settings)
@@ -143,7 +145,9 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
         ground = Ground(
             settings=settings,
             term=term,
+            orders=OrderWatch(),
             bus=outside.bus,
+            directory=outside.directory,
             queue=queue,
             engine=engine,
             bridge=bridge,
@@ -206,6 +210,7 @@ def _companions(
     clients = ClientWatch(outside.bus, ns, liveness, [parts.decode_desk], patience_s)
     return {
         "agents": ground.neighbours.agents.follow(outside.directory, ns),
+        "orders": ground.orders.follow(outside.directory, keys.order(ns, term.worker)),
         "clients": clients.run(),
         "guard of threads": _guard_threads(ground, parts),
         "guard of the name": guard_names({term.worker: term}, liveness),

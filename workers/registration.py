@@ -3,6 +3,8 @@
 import logging
 import time
 
+import msgspec
+
 from proto import keys, subjects
 from proto.cards import AgentCard, KvClass, ModelCard, RankAgent, TextFiles, WorkerCard
 from proto.codec import decode, encode
@@ -115,21 +117,10 @@ class Registration:
 
     async def publish(self, term: Term) -> None:
         """The card as the term has it now."""
-        card = WorkerCard(
-            worker=self._card.worker,
-            model=self._card.model,
-            role=term.role,
-            epoch=term.epoch,
-            incarnation=self._card.incarnation,
-            state=term.state,
-            kv_class=self._card.kv_class,
-            num_blocks=self._card.num_blocks,
-            max_sequences=self._card.max_sequences,
-            host=self._card.host,
-            zone=self._card.zone,
-            hardware=self._card.hardware,
-        )
-        await self._lease.own(keys.worker(self._ns, self._card.worker), encode(card))
+        await self._lease.own(keys.worker(self._ns, self._card.worker), encode(self.card(term)))
+
+    def card(self, term: Term) -> WorkerCard:
+        return msgspec.structs.replace(self._card, role=term.role, epoch=term.epoch, state=term.state)
 
     async def withdraw(self) -> None:
         """No new work. The way to the memory stays until the process ends."""

@@ -17,7 +17,7 @@ from services.tasks import open_tasks
 from workers.assembly import Ground, Parts
 from workers.engine.step import SequenceProgress
 from workers.registration import Registration
-from workers.roles.term import Term
+from workers.roles.standing import Standing
 
 GIVE_BACK_S = 1.0
 LINGER_S = 0.5
@@ -53,7 +53,11 @@ async def serve(
             parts.publisher.on_change(beats.hurry)
             await registration.publish_agent()
             await registration.publish(term)
-            parts.drainer.connect(lambda: _announce(term, registration, beats))
+            standing = Standing(
+                term, registration, ground.directory, mesh.ns, lambda: _spread(ground, parts, beats)
+            )
+            parts.drainer.connect(standing)
+            parts.role_switch.connect(standing)
             on_ready()
             await shutdown.wait()
             await _leave(ground, parts, registration, beats)
@@ -72,7 +76,7 @@ def beat_settings(mesh: MeshSettings) -> BeatSettings:
 async def send_all_elsewhere(ground: Ground, parts: Parts) -> None:
     """A worker that cannot compute any more says so before it ends: what it serves goes on elsewhere."""
     ground.term.state = WorkerState.LEAVING
-    parts.decode_desk.send_elsewhere()
+    parts.decode_desk.send_elsewhere("its engine has ended")
     await parts.outbox.flush()
 
 
@@ -106,13 +110,15 @@ def _take_step(parts: Parts, beats: Beats, events: list[SequenceProgress]) -> No
     beats.hurry()
 
 
-async def _announce(term: Term, registration: Registration, beats: Beats) -> None:
+def _spread(ground: Ground, parts: Parts, beats: Beats) -> None:
+    """Those of this process know at once, lest a worker be its own neighbour."""
+    ground.neighbours.view.learn(parts.reporter.report())
     beats.hurry()
-    await registration.publish(term)
 
 
 async def _leave(ground: Ground, parts: Parts, registration: Registration, beats: Beats) -> None:
     ground.term.state = WorkerState.LEAVING
+    parts.role_switch.leave()
     beats.hurry()
     parts.prefill_desk.wake()
     until_s = time.monotonic() + LINGER_S
@@ -123,8 +129,8 @@ async def _leave(ground: Ground, parts: Parts, registration: Registration, beats
             await parts.prefill_desk.wait_idle()
     except TimeoutError:
         log.info("what is left goes elsewhere", extra={"num_left": len(parts.decode_desk.served)})
-    parts.decode_desk.send_elsewhere()
-    parts.prefill_desk.leave()
+    parts.decode_desk.send_elsewhere("it is leaving")
+    parts.prefill_desk.give_back("it is leaving")
     await parts.outbox.flush()
     with suppress(TimeoutError):
         async with asyncio.timeout(GIVE_BACK_S):

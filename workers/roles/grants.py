@@ -88,6 +88,10 @@ class GrantTable:
         return len(self._by_id)
 
     @property
+    def num_granted(self) -> int:
+        return sum(not grant.is_quarantined for grant in self._by_id.values())
+
+    @property
     def num_granted_blocks(self) -> int:
         return sum(grant.num_blocks for grant in self._by_id.values() if not grant.is_quarantined)
 

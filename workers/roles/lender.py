@@ -4,6 +4,7 @@ All methods run on the event loop. The engine has set granted blocks aside; what
 they go to the awaiting sequence or back to the pool.
 """
 
+import asyncio
 import logging
 
 from proto.control import AskGrant, BlockHolding, Granted, Holdings, Pin, Pinned, Unpinned
@@ -32,6 +33,7 @@ class Lender:
         self._transfers = transfers
         self._max_lent_share = max_lent_share
         self._jobs: dict[str, OwnedJob] = {}
+        self._changed = asyncio.Event()
         self.grants = GrantTable()
         self.pins = PinTable()
 
@@ -43,6 +45,7 @@ class Lender:
         del self._jobs[owned.job.job]
         if owned.grant is not None:
             self.grants.quarantine(owned.grant.granted.grant)
+        self._changed.set()
 
     def give_up(self, job: str, reason: str) -> None:
         """A taker says that it cannot do the job. A grant, of whomever, goes into quarantine with its end."""
@@ -163,8 +166,20 @@ class Lender:
             self._engine.unpin(held.blocks)
         self._tell_leaves()
 
+    @property
+    def num_open(self) -> int:
+        """Grants and pins, but for those in quarantine, whose end nobody here awaits."""
+        return self.grants.num_granted + len(self.pins)
+
+    async def wait_ended(self) -> None:
+        """Until no grant or pin is open."""
+        while self.num_open:
+            self._changed.clear()
+            await self._changed.wait()
+
     def _tell_leaves(self) -> None:
         """While anybody has leave to touch blocks here, the transfer thread looks often."""
+        self._changed.set()
         self._transfers.expect(len(self.grants) + len(self.pins.all()))
 
     def holdings(self, held: list[str]) -> Holdings:

@@ -3,18 +3,27 @@
 from dataclasses import dataclass
 
 from proto.errors import GoElsewhere
-from proto.roles import Role, WorkerState
+from proto.roles import FIRST_EPOCH, Role, WorkerState
 
 
 @dataclass(slots=True)
 class Term:
-    """Owned by the worker's loop; what takes work asks it at the moment of taking."""
+    """Owned by the worker's loop; what takes work asks it at the moment of taking.
+
+    Units: `num_served` sequences and jobs that ended here in this epoch.
+    """
 
     worker: str
     incarnation: str
     role: Role
-    epoch: int = 1
+    epoch: int = FIRST_EPOCH
     state: WorkerState = WorkerState.READY
+    num_served: int = 0
+
+    def begin(self, role: Role, epoch: int) -> None:
+        """The term before is over: from now on work of `role` is taken, stamped with `epoch`."""
+        assert epoch > self.epoch
+        self.role, self.epoch, self.state, self.num_served = role, epoch, WorkerState.READY, 0
 
     def check_takes(self, role: Role, epoch: int | None = None) -> None:
         """Settle whether new work of `role`, stamped with `epoch` if any, is taken now.

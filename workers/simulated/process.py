@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from proto import subjects
+from proto import keys, subjects
 from proto.cards import ModelCard
 from proto.errors import InvalidSetting
 from proto.names import check_id
@@ -33,6 +33,7 @@ from workers.engine.engine_load import EngineLoad
 from workers.guards import check_names_free, guard_model, guard_names
 from workers.neighbours import Neighbours
 from workers.registration import publish_model
+from workers.roles.order_watch import OrderWatch
 from workers.roles.prefill_view import PrefillView
 from workers.roles.term import Term
 from workers.runners import kv_class, simulated_digest
@@ -93,6 +94,7 @@ async def open_simulation(settings: SimulateSettings) -> AsyncIterator["Crowd"]:
             bus=bus,
             directory=directory,
             queue=queue,
+            orders=OrderWatch(),
             neighbours=_neighbours(card, wire),
             wire=wire,
             lateness=Lateness(),
@@ -181,6 +183,7 @@ class Crowd:
         clients = ClientWatch(bus, mesh.ns, self._liveness, self._desks, mesh.lost_after_s / 2)
         return {
             "agents": shared.neighbours.agents.follow(directory, mesh.ns),
+            "orders": shared.orders.follow(directory, keys.orders(mesh.ns)),
             "clients": clients.run(),
             "guard of the names": guard_names(self._terms, self._liveness),
             "guard of the model": guard_model(directory, mesh.ns, shared.card),

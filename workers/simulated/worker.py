@@ -21,6 +21,7 @@ from workers.engine.engine import Engine
 from workers.engine.simulated_model import SimulatedTime
 from workers.neighbours import Neighbours
 from workers.registration import Registration
+from workers.roles.order_watch import OrderWatch, adopt_order
 from workers.roles.term import Term
 from workers.runners import engine_settings, pool_layout
 from workers.serving import send_all_elsewhere, serve, worker_card
@@ -46,6 +47,7 @@ class Shared:
     bus: Bus
     directory: Directory
     queue: WorkQueue
+    orders: OrderWatch
     neighbours: Neighbours
     wire: Wire
     lateness: Lateness
@@ -73,6 +75,7 @@ class SimulatedWorker:
             KvmeshError: it cannot start, or its engine has ended.
         """
         shared, name = self._shared, self.term.worker
+        await adopt_order(shared.directory, shared.settings.mesh.ns, self.term)
         agent = f"{name}.{self.term.incarnation}"
         async with shared.directory.open_lease() as lease:
             with shared.wire.end(agent, self._land, self._moved.note) as end:
@@ -101,7 +104,9 @@ class SimulatedWorker:
         return Ground(
             settings=settings,
             term=self.term,
+            orders=shared.orders,
             bus=shared.bus,
+            directory=shared.directory,
             queue=shared.queue,
             engine=Engine(runner, engine_settings(settings, runner, shared.folder), bridge),
             bridge=bridge,

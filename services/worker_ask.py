@@ -1,0 +1,45 @@
+"""A question to one worker on its control subject, and the answer that it must be."""
+
+from typing import TypeVar
+
+from proto import subjects
+from proto.codec import encode
+from proto.control import CONTROL_REPLIES, ControlRequest
+from proto.errors import InternalFault, InvalidRequest, NoResponder, from_fault
+from proto.requests import Refused
+from services.bus import Bus
+
+Reply = TypeVar("Reply")
+
+
+async def ask_worker(
+    bus: Bus, ns: str, worker: str, request: ControlRequest, kind: type[Reply], limit_s: float
+) -> Reply:
+    """The answer, which must be of `kind`.
+
+    Raises:
+        KvmeshError: what the worker refused with, or `NoResponder`, `DeadlineExceeded`, `Disconnected`.
+    """
+    payload = encode(request, bus.max_payload_bytes)
+    raw = await bus.request(subjects.worker_control(ns, worker), payload, limit_s)
+    reply = CONTROL_REPLIES.decode(raw)
+    if isinstance(reply, Refused):
+        raise from_fault(reply.fault)
+    if not isinstance(reply, kind):
+        raise InternalFault(reason=f"{worker} answered {type(reply).__name__}, not {kind.__name__}")
+    return reply
+
+
+async def tell_worker(
+    bus: Bus, ns: str, worker: str, request: ControlRequest, kind: type[Reply], limit_s: float
+) -> Reply:
+    """An operator's word: as `ask_worker`, to a name that somebody has typed.
+
+    Raises:
+        InvalidRequest: there is no such worker.
+        KvmeshError: otherwise as `ask_worker`.
+    """
+    try:
+        return await ask_worker(bus, ns, worker, request, kind, limit_s)
+    except NoResponder:
+        raise InvalidRequest(field="worker", reason=f"there is no worker {worker!r}") from None
