@@ -10,18 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from workers.model.batch import ForwardBatch, Span
+from workers.model.batch import DecodeGroup, ForwardBatch, Span
 
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """All sequences of one token, answered together over contexts padded to the longest.
+    """A group of sequences of one token, answered together over contexts padded to the longest.
 
     `mask_B11S` hides the padding. `stale_rows` are the rows of the gathered KV that lie past a context's end
     in its last block: they hold what an earlier owner of the block left, and even a masked NaN would spoil
     the sum, so they are zeroed. Both are None for a single context, which is cut to its length instead.
     """
 
+    group: DecodeGroup
     rows: torch.Tensor
     mask_B11S: torch.Tensor | None
     stale_rows: torch.Tensor | None
@@ -44,10 +45,9 @@ class PagedAttention:
         self._runs_RX = pool_NLKGPD.view(-1, self._block_size * self._head_dim)
         self._places_RD = pool_NLKGPD.view(-1, self._head_dim)
         self._dtype = pool_NLKGPD.dtype
-        self._batch = batch
         runs_T2G = self._run_rows(batch.blocks_T)
         self._written_rows = (runs_T2G * self._block_size + batch.places_T[:, None, None]).flatten()
-        self._decodes = self._plan_decodes() if batch.num_decodes else None
+        self._decodes = [self._plan_decodes(group) for group in batch.decodes]
         self._prompts = [self._plan_prompt(span) for span in batch.spans]
 
     def write(self, layer: int, kv_TXD: torch.Tensor) -> None:
@@ -62,8 +62,9 @@ class PagedAttention:
         """What each token's queries find in the KV of its sequence up to itself: `[T, H, D]`."""
         layer_runs_RX = self._runs_RX[layer * 2 * self._num_kv_heads :]
         answers = []
-        if self._decodes is not None:
-            answers.append(self._decode(self._decodes, q_THD[: self._batch.num_decodes], layer_runs_RX))
+        for plan in self._decodes:
+            q_BHD = q_THD[plan.group.first : plan.group.end]
+            answers.append(self._decode(plan, q_BHD, layer_runs_RX))
         for prompt in self._prompts:
             span = prompt.span
             q_SHD = q_THD[span.first : span.first + span.num_tokens]
@@ -75,7 +76,7 @@ class PagedAttention:
         gathered_RX = layer_runs_RX.index_select(0, plan.rows)
         kv_2BGSD = gathered_RX.view(2, num_rows, self._num_kv_heads, -1, head_dim)
         if plan.stale_rows is None:
-            kv_2BGSD = kv_2BGSD[:, :, :, : self._batch.max_context]
+            kv_2BGSD = kv_2BGSD[:, :, :, : plan.group.max_context]
         else:
             gathered_RX.view(-1, head_dim).index_fill_(0, plan.stale_rows, 0.0)
         # The query heads that share a KV head stand where a longer query would have its tokens.
@@ -96,20 +97,19 @@ class PagedAttention:
         )
         return answer[0].transpose(0, 1)
 
-    def _plan_decodes(self) -> _Decodes:
-        batch = self._batch
-        num_rows, width = batch.block_table_BW.shape
-        runs_2BGW = self._run_rows(batch.block_table_BW).permute(2, 0, 3, 1)
+    def _plan_decodes(self, group: DecodeGroup) -> _Decodes:
+        num_rows, width = group.block_table_BW.shape
+        runs_2BGW = self._run_rows(group.block_table_BW).permute(2, 0, 3, 1)
         if num_rows == 1:
-            return _Decodes(runs_2BGW.flatten(), None, None)
+            return _Decodes(group, runs_2BGW.flatten(), None, None)
         num_places = width * self._block_size
-        places_S = torch.arange(num_places, device=batch.context_B.device)
-        mask_BS = self._mask(places_S >= batch.context_B[:, None])
-        sides_2G = self._sides(batch.stale_Y.device)[..., None]
+        places_S = torch.arange(num_places, device=group.context_B.device)
+        mask_BS = self._mask(places_S >= group.context_B[:, None])
+        sides_2G = self._sides(group.stale_Y.device)[..., None]
         side_2G, head_2G = sides_2G // self._num_kv_heads, sides_2G % self._num_kv_heads
-        row_Y, place_Y = batch.stale_Y // num_places, batch.stale_Y % num_places
+        row_Y, place_Y = group.stale_Y // num_places, group.stale_Y % num_places
         stale_2GY = ((side_2G * num_rows + row_Y) * self._num_kv_heads + head_2G) * num_places + place_Y
-        return _Decodes(runs_2BGW.flatten(), mask_BS[:, None, None], stale_2GY.flatten())
+        return _Decodes(group, runs_2BGW.flatten(), mask_BS[:, None, None], stale_2GY.flatten())
 
     def _plan_prompt(self, span: Span) -> _Prompt:
         runs_2GW = self._run_rows(span.block_table_W).permute(1, 2, 0)

@@ -2,15 +2,20 @@
 
 ```
 tokens_T     [ one token of each decoding sequence | chunk | chunk | ... ]
-              0 ..................... num_decodes    spans
+              by length of context: decodes          spans
 ```
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import msgspec
 import torch
+
+SHORT_CONTEXT = 256
+GROUP_SPREAD = 2
+"""Contexts up to twice as long as another are padded alike, and all up to twice `SHORT_CONTEXT` tokens."""
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -33,12 +38,30 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Sequences of one token, the first of them token `first` of the step, whose contexts are about as long.
+
+    They are answered together, padded to the longest, which costs each as much as that one: a group of its
+    own keeps a long sequence from slowing the short ones. A table shorter than W is padded with its own first
+    block, so that a sequence never reads another's KV. `stale_Y` are the places of the tables, counted
+    through all of them, that lie in a sequence's last block past its last token.
+    """
+
+    first: int
+    block_table_BW: torch.Tensor
+    context_B: torch.Tensor
+    max_context: int
+    stale_Y: torch.Tensor
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.context_B)
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step, on the device. Sequences of one token come first, the others follow as spans.
 
-    `block_table_BW` and `context_B` are those of the sequences of one token; a table shorter than W is padded
-    with its own first block, so that a sequence never reads another's KV. `stale_Y` are the places of those
-    tables, counted through all of them, that lie in a sequence's last block past its last token.
     `logit_rows_B` are the tokens whose logits are wanted, in the order of the chunks.
     """
 
@@ -46,35 +69,26 @@ class ForwardBatch:
     positions_T: torch.Tensor
     blocks_T: torch.Tensor
     places_T: torch.Tensor
-    num_decodes: int
-    block_table_BW: torch.Tensor
-    context_B: torch.Tensor
-    max_context: int
-    stale_Y: torch.Tensor
+    decodes: list[DecodeGroup]
     spans: list[Span]
     logit_rows_B: torch.Tensor
 
 
 def build_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> ForwardBatch:
     """Lays `chunks` out for one forward. Each has at least one token, and blocks for all of them."""
-    order = sorted(range(len(chunks)), key=lambda index: len(chunks[index].tokens) > 1)
+    order = sorted(range(len(chunks)), key=lambda index: _place_in_step(chunks[index]))
     laid_out = [chunks[index] for index in order]
     decodes = [chunk for chunk in laid_out if len(chunk.tokens) == 1]
     tokens = [token for chunk in laid_out for token in chunk.tokens]
     positions = [position for chunk in laid_out for position in _positions(chunk)]
     blocks = [chunk.blocks[position // block_size] for chunk in laid_out for position in _positions(chunk)]
     tokens_T, positions_T, blocks_T = _integers([tokens, positions, blocks], device).unbind()
-    tables = _padded_tables(decodes, block_size)
     return ForwardBatch(
         tokens_T=tokens_T,
         positions_T=positions_T,
         blocks_T=blocks_T,
         places_T=positions_T % block_size,
-        num_decodes=len(decodes),
-        block_table_BW=_integers(tables, device),
-        context_B=_integers([chunk.start + 1 for chunk in decodes], device),
-        max_context=max((chunk.start + 1 for chunk in decodes), default=0),
-        stale_Y=_integers(_stale_places(decodes, tables, block_size), device),
+        decodes=_decode_groups(decodes, block_size, device),
         spans=_spans(laid_out[len(decodes) :], len(decodes), block_size, device),
         logit_rows_B=_integers(_logit_rows(chunks, order), device),
     )
@@ -88,10 +102,39 @@ def _positions(chunk: Chunk) -> range:
     return range(chunk.start, chunk.start + len(chunk.tokens))
 
 
-def _padded_tables(decodes: list[Chunk], block_size: int) -> list[list[int]]:
-    tables = [_used_blocks(chunk, block_size) for chunk in decodes]
-    width = max((len(table) for table in tables), default=0)
-    return [table + table[:1] * (width - len(table)) for table in tables]
+def _place_in_step(chunk: Chunk) -> tuple[bool, int]:
+    is_span = len(chunk.tokens) > 1
+    return is_span, 0 if is_span else chunk.start
+
+
+def _decode_groups(decodes: list[Chunk], block_size: int, device: torch.device) -> list[DecodeGroup]:
+    """Each from one context length on to `GROUP_SPREAD` times that: so few groups, and so little padding."""
+    groups: list[list[Chunk]] = []
+    most_tokens = 0
+    for chunk in decodes:
+        if chunk.start >= most_tokens:
+            groups.append([])
+            most_tokens = GROUP_SPREAD * max(chunk.start, SHORT_CONTEXT)
+        groups[-1].append(chunk)
+    firsts = accumulate((len(group) for group in groups), initial=0)
+    return [
+        _decode_group(group, first, block_size, device)
+        for group, first in zip(groups, firsts, strict=False)  # the last of these is where the spans begin
+    ]
+
+
+def _decode_group(chunks: list[Chunk], first: int, block_size: int, device: torch.device) -> DecodeGroup:
+    tables = [_used_blocks(chunk, block_size) for chunk in chunks]
+    width = max(len(table) for table in tables)
+    padded = [table + table[:1] * (width - len(table)) for table in tables]
+    contexts = [chunk.start + 1 for chunk in chunks]
+    return DecodeGroup(
+        first=first,
+        block_table_BW=_integers(padded, device),
+        context_B=_integers(contexts, device),
+        max_context=max(contexts),
+        stale_Y=_integers(_stale_places(chunks, padded, block_size), device),
+    )
 
 
 def _stale_places(decodes: list[Chunk], tables: list[list[int]], block_size: int) -> list[int]:

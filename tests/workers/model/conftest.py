@@ -44,8 +44,8 @@ class Checkpoint:
         self.decoder = Decoder(self.config, load_weights(folder, self.config, CPU, torch.float32))
         self._reference = transformers.AutoModelForCausalLM.from_pretrained(folder)
 
-    def new_pool(self) -> torch.Tensor:
-        return allocate_pool(self.config, NUM_BLOCKS, BLOCK_SIZE, CPU, torch.float32)
+    def new_pool(self, num_blocks: int = NUM_BLOCKS) -> torch.Tensor:
+        return allocate_pool(self.config, num_blocks, BLOCK_SIZE, CPU, torch.float32)
 
     def logits(self, chunks: list[Chunk], pool_NLKGPD: torch.Tensor) -> torch.Tensor:
         return self.decoder.forward(build_batch(chunks, BLOCK_SIZE, CPU), pool_NLKGPD, None)

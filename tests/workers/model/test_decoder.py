@@ -1,5 +1,6 @@
 """The decoder over a paged pool gives the logits of `transformers`, however the work is cut and batched."""
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,23 @@ def test_a_sequence_gets_the_same_logits_alone_and_in_a_batch(llama: Checkpoint)
         Chunk(prompt[-1:], len(prompt) - 1, blocks, True)
         for prompt, blocks in zip(prompts, tables, strict=True)
     ]
+    together_BV = llama.logits(last, pool)
+    alone_BV = torch.cat([llama.logits([chunk], pool) for chunk in last])
+    assert_near(together_BV, alone_BV)
+
+
+def test_short_and_long_sequences_decode_together_as_alone_and_in_any_order(llama: Checkpoint) -> None:
+    """They are answered in groups of like length."""
+    lengths = (900, 20, 310, 4, 1000, 31, 300)
+    pool = llama.new_pool(sum(lengths) // BLOCK_SIZE + len(lengths))
+    free_blocks = iter(range(pool.shape[0]))
+    last = []
+    for length in lengths:
+        prompt, blocks = random_tokens(length, seed=length), [*islice(free_blocks, -(-length // BLOCK_SIZE))]
+        llama.logits([Chunk(prompt[:-1], 0, blocks, False)], pool)
+        last.append(Chunk(prompt[-1:], length - 1, blocks, True))
+    batch = build_batch(last, BLOCK_SIZE, CPU)
+    assert [group.context_B.tolist() for group in batch.decodes] == [[4, 20, 31, 300, 310], [900, 1000]]
     together_BV = llama.logits(last, pool)
     alone_BV = torch.cat([llama.logits([chunk], pool) for chunk in last])
     assert_near(together_BV, alone_BV)
