@@ -29,6 +29,7 @@ _TEXTS = {
     "frontend": "Run one frontend: text in and out, over HTTP.",
     "router": "Run one router: which worker, and why.",
     "worker": "Run one worker: an engine that prefills or decodes.",
+    "planner": "Run one planner: which workers prefill and which decode, as the load asks for it.",
     "simulate": "Run many workers that compute nothing, in one process: time from a stated model.",
 }
 _FILE_WIDTH = 200

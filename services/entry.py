@@ -14,7 +14,7 @@ from typing import Any
 from proto.errors import InvalidSetting
 
 GROUP = "kvmesh.processes"
-KINDS = ("frontend", "router", "worker")
+KINDS = ("frontend", "router", "worker", "planner")
 TRIAL_KINDS = ("simulate",)  # of a mesh that is tried out, not served from
 
 

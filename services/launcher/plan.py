@@ -60,7 +60,7 @@ def plan_places(settings: UpSettings, machine: Machine) -> WorkerPlaces:
 
 
 def num_children(settings: UpSettings, places: WorkerPlaces) -> int:
-    return settings.routers + len(places) + settings.frontends
+    return settings.routers + len(places) + settings.frontends + settings.planner
 
 
 def plan_children(settings: UpSettings, places: WorkerPlaces, around: Surroundings) -> list[ChildSpec]:
@@ -86,7 +86,8 @@ def plan_children(settings: UpSettings, places: WorkerPlaces, around: Surroundin
         )
         for index in range(settings.frontends)
     ]
-    return [*routers, *workers, *frontends]
+    planners = [child("planner", "planner-0", ())] if settings.planner else []
+    return [*routers, *workers, *frontends, *planners]
 
 
 def _command() -> tuple[str, ...]:

@@ -19,9 +19,10 @@ from services.child import wait_child_ended
 from services.launcher.child import Child, how_it_ended
 from services.launcher.child_log import bound_log
 
-# Units: seconds after the first signal at which a kind's turn ends and the next kind's begins. Frontends go
-# first, so that no new work comes; servers last, so that everybody can say good-bye.
-END_ORDER = (("frontend", 1.5), ("worker", 2.8), ("router", 3.3), ("server", 4.3))
+# Units: seconds after the first signal at which a kind's turn ends and the next kind's begins. Planners go
+# first, so that no role changes any more, then frontends, so that no new work comes; servers last, so that
+# everybody can say good-bye.
+END_ORDER = (("planner", 0.5), ("frontend", 1.5), ("worker", 2.8), ("router", 3.3), ("server", 4.3))
 RESTART_FIRST_S = 0.5
 RESTART_MOST_S = 10.0
 STEADY_S = 30.0
@@ -110,7 +111,7 @@ class Supervisor:
                     await asyncio.to_thread(bound_log, child.log, LOG_LIMIT_BYTES)
 
     async def end(self) -> None:
-        """Ends and reaps every child soon after the last bound of `END_ORDER`, frontends first, servers last.
+        """Ends and reaps every child soon after the last bound of `END_ORDER`, planners first, servers last.
 
         Cancel: what is left is killed, and reaped by the tasks of this supervisor.
         """

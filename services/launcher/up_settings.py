@@ -39,6 +39,9 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = 0
     frontends: Annotated[int, Meta(description="number of frontends", ge=1, le=64)] = 1
     routers: Annotated[int, Meta(description="number of routers", ge=1, le=64)] = 1
+    planner: Annotated[
+        bool, Meta(description="start a planner, which changes workers' roles as the load asks for it")
+    ] = False
     ready_limit_s: Annotated[
         float, Meta(description="seconds that loading and connecting may take until all are ready", gt=0)
     ] = 300.0

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from services.mesh_settings import MeshSettings
 from services.status.status_settings import StatusSettings, find_mesh
-from services.status.tables import as_json, pools_view, workers_table
+from services.status.tables import as_json, planners_lines, pools_view, workers_table
 from services.status.view import MeshView, open_view
 
 
@@ -40,7 +40,7 @@ async def _show_once(settings: StatusSettings, console: Console, view: MeshView)
     if settings.json:
         _print_raw(console, as_json(rows))
     else:
-        console.print(workers_table(rows))
+        console.print(workers_table(rows), *planners_lines(await view.planners()))
 
 
 async def _show_live(
@@ -48,7 +48,8 @@ async def _show_live(
 ) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while not shutdown.is_set():
-            live.update(workers_table(await view.look()), refresh=True)
+            table = workers_table(await view.look())
+            live.update(Group(table, *planners_lines(await view.planners())), refresh=True)
             try:
                 await asyncio.wait_for(shutdown.wait(), settings.refresh_s)
             except TimeoutError:

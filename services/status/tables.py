@@ -23,6 +23,14 @@ def workers_table(rows: Sequence[WorkerRow]) -> Group:
     return Group(*(_model_table(model, [row for row in rows if row.model == model]) for model in models))
 
 
+def planners_lines(planners: Sequence[str]) -> list[str]:
+    """One line below the table, or none; the planner that leads comes first in `planners`."""
+    if not planners:
+        return []
+    others = f"; {len(planners) - 1} more stand by" if len(planners) > 1 else ""
+    return [f"planner {planners[0]} leads{others}"]
+
+
 def _model_table(model: str, rows: Sequence[WorkerRow]) -> Table:
     title = Text(model, style="bold")
     table = Table(

@@ -14,6 +14,7 @@ from proto.reports import BEATS, AnyBeat, LoadReport
 from services.bus import Bus, BusSettings, open_bus
 from services.directory import Directory, DirectorySettings, open_directory
 from services.liveness import BeatSettings, Liveness, watch_beats
+from services.planner.election import line_up
 from services.status.rows import WorkerRow, make_rows
 from services.status.status_settings import Address
 
@@ -30,6 +31,7 @@ class MeshView:
         self._liveness = liveness
         self._ns = ns
         self._cards: dict[str, WorkerCard] = {}
+        self._planners: list[str] = []
         self._beat_came = asyncio.Event()
         liveness.on_beat(self._on_beat)
 
@@ -66,6 +68,14 @@ class MeshView:
             except InvalidRequest as error:
                 _log.warning("an unreadable card at %s: %s", entry.key, error)
         return cards
+
+    async def planners(self) -> list[str]:
+        """The one that leads, then those that stand by; while etcd is away, those of the last look."""
+        try:
+            self._planners = line_up(await self._directory.list(keys.planners(self._ns)))
+        except (Disconnected, DeadlineExceeded) as error:
+            _log.warning("the planners are old: %s", error)
+        return self._planners
 
     async def ask_holdings(self, worker: str) -> Holdings:
         """

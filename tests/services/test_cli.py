@@ -28,13 +28,14 @@ def test_it_says_its_version() -> None:
     assert (done.returncode, done.stdout) == (0, f"kvmesh {version('kvmesh')}\n")
 
 
-@pytest.mark.parametrize("kind", ["frontend", "router", "worker", "simulate", "up", "status"])
+@pytest.mark.parametrize("kind", ["frontend", "router", "worker", "planner", "simulate", "up", "status"])
 def test_every_setting_of_a_command_is_a_flag(kind: str) -> None:
     done = _run(kind, "--help")
     flags = {
         "frontend": "--bus-url",
         "router": "--queue-limit",
         "worker": "--role",
+        "planner": "--dry-run",
         "up": "--decode",
         "simulate": "--workers",
     }

@@ -13,6 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from services.cli import settings_kinds
 from services.entry import KINDS, find_entry
 from services.metrics import FrontendMetrics, Metrics, RouterMetrics, WorkerMetrics
+from services.planner.metrics import PlannerMetrics
 from services.settings import ENVIRONMENT_ONLY, list_settings, load_settings
 from services.settings_file import render_settings
 
@@ -55,7 +56,7 @@ def test_the_settings_file_is_what_the_code_renders() -> None:
     )
 
 
-@pytest.mark.parametrize("section", ["frontend", "router", "worker", "simulate", "up", "status"])
+@pytest.mark.parametrize("section", ["frontend", "router", "worker", "planner", "simulate", "up", "status"])
 def test_the_settings_file_says_the_defaults(section: str) -> None:
     kind = settings_kinds()[section]
     from_file = load_settings(kind, section, file=DEPLOY / "kvmesh.toml", environ={}, flags={})
@@ -107,7 +108,13 @@ def _expressions() -> Iterator[str]:
 def _metric_names() -> set[str]:
     """The names of samples, as Prometheus sees them, and of histograms' buckets."""
     names: set[str] = set()
-    for kind, build in (("frontend", FrontendMetrics), ("router", RouterMetrics), ("worker", WorkerMetrics)):
+    kinds = {
+        "frontend": FrontendMetrics,
+        "router": RouterMetrics,
+        "worker": WorkerMetrics,
+        "planner": PlannerMetrics,
+    }
+    for kind, build in kinds.items():
         metrics = Metrics(kind, "p")  # type: ignore[arg-type]
         built = build(metrics)
         if isinstance(built, WorkerMetrics):
@@ -128,7 +135,7 @@ def test_every_manifest_is_listed_and_its_probes_ask_the_admin_port() -> None:
     kustomization = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
     files = {file.name for file in (DEPLOY / "kubernetes").glob("*.yaml")} - {"kustomization.yaml"}
     assert set(kustomization["resources"]) == files
-    for kind in ("router", "frontend", "prefill", "decode"):
+    for kind in ("router", "frontend", "planner", "prefill", "decode"):
         pod = _pod(kind)
         container = pod["containers"][0]
         assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "admin"}

@@ -77,6 +77,13 @@ def test_every_child_understands_its_command_line(engine: Any) -> None:
             assert heard.role == spec.name.partition("-")[0]
 
 
+def test_a_planner_is_started_when_it_is_asked_for() -> None:
+    *others, planner = _plan(UpSettings(planner=True, mesh=MeshSettings(ns="blue")))
+    assert [spec.name for spec in others] == [spec.name for spec in _plan(UpSettings())]
+    assert (planner.name, planner.kind, planner.admin_port) == ("planner-0", "planner", 9004)
+    assert _settings_of(planner).mesh.ns == "blue"
+
+
 def test_a_settings_file_is_passed_on() -> None:
     for spec in _plan(UpSettings(), config=Path("/etc/kvmesh.toml")):
         assert _flags(spec)["--config"] == "/etc/kvmesh.toml"

@@ -1,0 +1,47 @@
+"""Which planner of a namespace gives orders: the one whose presence has been in the directory longest.
+
+A presence hangs on its process's lease: when that ends, the next one in line leads. One that lost its lease
+and took another is last in line. Each asks the directory itself right before it orders, so that one who was
+cut off or stopped for a while, and does not know it yet, orders nothing.
+"""
+
+from collections.abc import Sequence
+
+from proto import keys
+from services.directory import Change, Changed, Directory, Entry, Listed
+
+
+class Election:
+    """Fed with what is under `keys.planners`."""
+
+    def __init__(self, ns: str, planner: str) -> None:
+        self._ns = ns
+        self._planner = planner
+        self._entries: dict[str, Entry] = {}
+
+    def apply(self, change: Change) -> None:
+        match change:
+            case Listed(entries=entries):
+                self._entries = {entry.key: entry for entry in entries}
+            case Changed(entry=entry):
+                self._entries[entry.key] = entry
+            case _:
+                self._entries.pop(change.key, None)
+
+    @property
+    def leads(self) -> bool:
+        """By what was last heard."""
+        return line_up(list(self._entries.values()))[:1] == [self._planner]
+
+    async def confirm(self, directory: Directory) -> bool:
+        """Whether it leads now.
+
+        Raises:
+            KvmeshError: the directory is out of reach.
+        """
+        return line_up(await directory.list(keys.planners(self._ns)))[:1] == [self._planner]
+
+
+def line_up(presences: Sequence[Entry]) -> list[str]:
+    """The planners whose presences these are: the one that leads first, then those that stand by."""
+    return [keys.last_part(entry.key) for entry in sorted(presences, key=lambda entry: entry.revision)]
