@@ -1,5 +1,6 @@
 """Real servers for every test: one nats-server and one etcd for all, private ones where a test hurts them."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,6 +9,9 @@ import pytest
 
 from proto.names import new_id
 from services.servers import Server, start_etcd, start_nats
+
+# before torch is imported: its threads spin for one another, and on a busy machine that takes minutes
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Answer i
 REMOTE = {"KVMESH_WORKER_REMOTE_MIN_TOKENS": "4", "KVMESH_WORKER_PREFILL_CHOICE": "threshold"}
 GOLDEN = Path(__file__).parent.parent / "golden" / "smollm2_greedy.json"
 BLOCK = 16
+SHORT_TOKENS = 200
 GIB = 2**30
 
 pytestmark = pytest.mark.model
@@ -90,12 +91,16 @@ def test_a_repeated_prompt_hits_the_prefix_cache_and_is_not_prefilled_again(remo
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "is_long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["short", "long"]
+)
 @pytest.mark.parametrize("where", ["remote", "local"])
 def test_greedy_tokens_are_those_of_transformers_cold_and_warm(
-    where: str, request: pytest.FixtureRequest
+    where: str, is_long: bool, request: pytest.FixtureRequest
 ) -> None:
     mesh: RunningMesh = request.getfixturevalue(f"{where}_mesh")
-    golden = msgspec.json.decode(GOLDEN.read_bytes(), type=GoldenFile).answers
+    stored = msgspec.json.decode(GOLDEN.read_bytes(), type=GoldenFile).answers
+    golden = [entry for entry in stored if (len(entry.prompt) > SHORT_TOKENS) == is_long]
     prompts = {entry.name: entry.prompt for entry in golden}
     file = mesh.file
     for is_warm in (False, True):
