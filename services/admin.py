@@ -1,6 +1,7 @@
-"""The admin port of a process: is it alive, is it ready, what do its metrics say."""
+"""The admin port of a process: is it alive, is it ready, what do its metrics say; and pages of its own."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -8,13 +9,22 @@ import msgspec
 from msgspec import Meta
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from proto.errors import InternalFault, KvmeshError, PayloadTooLarge
+from services.faults import error_json, http_error_json, retry_after_s
 from services.http_server import HttpAddress, serve_http
 from services.metrics import Metrics
 
+MAX_BODY_BYTES = 65_536
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Request], Awaitable[bytes]]
+"""What a page answers, as JSON. A `KvmeshError` is answered as the error that it is."""
 Check = Callable[[], str]
 """Why something is not well, in a few words; empty when it is. Cheap: reads what is known and asks nobody."""
 
@@ -61,16 +71,57 @@ def _failing(checks: Mapping[str, Check]) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason}
 
 
+class Admin:
+    """The open port of a process, which may add pages at any time. See `open_admin`."""
+
+    def __init__(self, app: Starlette, address: HttpAddress) -> None:
+        self._app = app
+        self.url = address.url
+
+    def add_page(self, path: str, method: str, handler: Handler, status: int = 200) -> None:
+        """`handler` answers `method` on `path`, in which `{name}` stands for a part of it."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return Response(await handler(request), status, media_type="application/json")
+            except KvmeshError as error:
+                return _refusal(error)
+            except Exception as error:
+                log.exception("a page could not be answered")
+                return _refusal(InternalFault(reason=type(error).__name__))
+
+        self._app.router.routes.append(Route(path, answer, methods=[method]))
+
+
+async def read_body(request: Request) -> bytes:
+    """
+    Raises:
+        PayloadTooLarge: more than any page takes.
+    """
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise PayloadTooLarge(num_bytes=len(body), limit_bytes=MAX_BODY_BYTES)
+    return body
+
+
+def _refusal(error: KvmeshError) -> Response:
+    wait_s = retry_after_s(error)
+    headers = {} if wait_s is None else {"retry-after": str(wait_s)}
+    return Response(error_json(error), error.status, headers, "application/json")
+
+
 @asynccontextmanager
-async def open_admin(settings: AdminSettings, health: Health, metrics: Metrics) -> AsyncIterator[HttpAddress]:
-    """Serves `/healthz`, `/readyz` and `/metrics` for the time of the body.
+async def open_admin(settings: AdminSettings, health: Health, metrics: Metrics) -> AsyncIterator[Admin]:
+    """Serves `/healthz`, `/readyz`, `/metrics` and what is added, for the time of the body.
 
     Raises:
         InvalidSetting: the port cannot be had.
     """
     app = _app(health, metrics)
     async with serve_http(app, settings.host, settings.port, setting="admin.port") as address:
-        yield address
+        yield Admin(app, address)
 
 
 def _app(health: Health, metrics: Metrics) -> Starlette:
@@ -83,7 +134,13 @@ def _app(health: Health, metrics: Metrics) -> Starlette:
     async def scrape(_: Request) -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
-    return Starlette(routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", scrape)])
+    async def refuse(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        body = http_error_json(error.status_code, error.detail)
+        return Response(body, error.status_code, error.headers, "application/json")
+
+    routes = [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", scrape)]
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
 
 def _verdict(reasons: Mapping[str, str]) -> Response:

@@ -20,6 +20,7 @@ from services.launcher.up_settings import UpSettings
 from services.process import EXIT_FAILED, EXIT_WRONG_SETTING, run_process
 from services.replay import trace_commands
 from services.replay.replay_command import replay
+from services.role import role
 from services.route.route_settings import RouteSettings
 from services.settings_file import render_settings
 from services.settings_flags import with_flags
@@ -116,6 +117,7 @@ def pull(name: Annotated[str, typer.Argument(help="catalog name, hub name (org/n
 
 
 app.command("drain")(drain)
+app.command("role")(role)
 app.command("replay")(replay)
 app.add_typer(trace_commands.app)
 

@@ -12,7 +12,7 @@ from proto.errors import InternalFault
 from proto.jobs import Landing
 from proto.names import check_id, new_id
 from proto.reports import BEATS, AnyBeat
-from services.admin import Health, open_admin
+from services.admin import Admin, Health, open_admin
 from services.bus import Bus, open_bus
 from services.directory import Directory, open_directory
 from services.jetstream import check_available
@@ -34,6 +34,7 @@ from workers.engine.simulated_runner import SimulatedRunner
 from workers.guards import check_names_free, guard_model, guard_names, guard_threads
 from workers.neighbours import Neighbours
 from workers.registration import Registration, publish_model
+from workers.role_pages import add_role_pages
 from workers.roles.order_watch import OrderWatch, adopt_order
 from workers.roles.prefill_view import PrefillView
 from workers.roles.term import Term
@@ -70,6 +71,7 @@ class Outside:
     directory: Directory
     metrics: Metrics
     health: Health
+    admin: Admin
     shutdown: asyncio.Event
     tracing: Tracing
 
@@ -90,14 +92,14 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
     metrics, health = Metrics("worker", name), Health()
     metrics.watch_process()
     async with (
-        open_admin(settings.admin, health, metrics),
+        open_admin(settings.admin, health, metrics) as admin,
         open_bus(settings.bus, name) as bus,
         open_directory(settings.directory) as directory,
         open_tracing(settings.tracing, "worker", name) as tracing,
     ):
         term = Term(name, new_id(), settings.role)
         await adopt_order(directory, settings.mesh.ns, term)
-        outside = Outside(settings, term, bus, directory, metrics, health, shutdown, tracing)
+        outside = Outside(settings, term, bus, directory, metrics, health, admin, shutdown, tracing)
         await check_available(bus)  # before the weights, which may take minutes
         loaded = await asyncio.to_thread(_load, settings)
         if shutdown.is_set():
@@ -163,6 +165,7 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
         )
         parts = assemble(ground, outside.shutdown.set)
         observe(outside.metrics, ground, parts)
+        add_role_pages(outside.admin, "/role", lambda _: parts.role_switch)
         outside.health.require_to_live("engine", lambda: str(engine.fault.values) if engine.fault else "")
         outside.health.require_to_live("transfers", lambda: transfers.ailment)
         with EngineThread(engine):

@@ -13,10 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from frontend.generation import Generation, Generator, Plan
 from frontend.http.replies import JSON_HEADERS, REQUEST_ID_HEADER, Headers, send_error, send_whole
-from frontend.openai.faults import error_json
 from frontend.openai.forms import DONE, AnswerForm, WholeChoice
 from frontend.text_choice import Piece
 from proto.errors import InternalFault, KvmeshError
+from services.faults import error_json
 from services.logs import logging_request
 from services.tasks import open_tasks
 

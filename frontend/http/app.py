@@ -16,12 +16,12 @@ from frontend.http.body_reader import ClientDisconnect, read_body
 from frontend.http.replies import JSON_HEADERS, REQUEST_ID_HEADER, error_headers
 from frontend.models import ModelDirectory
 from frontend.openai.bodies import ChatBody, CompletionBody, read_chat, read_completion
-from frontend.openai.faults import error_json, http_error_json
 from frontend.openai.forms import AnswerForm, ChatForm, CompletionForm, make_head
 from frontend.openai.model_list import list_json, model_json
 from frontend.openai.plans import plan_chat, plan_completion
 from proto.errors import InternalFault, KvmeshError
 from proto.names import new_id
+from services.faults import error_json, http_error_json
 
 log = logging.getLogger(__name__)
 

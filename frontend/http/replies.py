@@ -2,8 +2,8 @@
 
 from starlette.types import Send
 
-from frontend.openai.faults import error_json, retry_after_s
 from proto.errors import KvmeshError
+from services.faults import error_json, retry_after_s
 
 REQUEST_ID_HEADER = "x-request-id"
 Headers = list[tuple[bytes, bytes]]

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from proto.errors import InvalidSetting
-from services.admin import AdminSettings, Health, open_admin
+from proto.errors import InvalidSetting, Overloaded
+from services.admin import MAX_BODY_BYTES, AdminSettings, Health, open_admin, read_body
 from services.http_server import serve_http
 from services.metrics import Metrics
 
@@ -51,6 +51,41 @@ def test_health_follows_its_checks_and_says_why_it_fails() -> None:
             assert set((await client.get("/readyz")).json()["reasons"]) == {"directory", "engine"}
 
     asyncio.run(body())
+
+
+def test_a_process_adds_pages_whose_errors_are_answered_as_what_they_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def echo(request: Request) -> bytes:
+        if request.path_params["name"] == "bug":
+            raise ZeroDivisionError
+        if request.path_params["name"] == "full":
+            raise Overloaded(reason="full", retry_after_s=7)
+        return await read_body(request)
+
+    async def body() -> None:
+        async with (
+            open_admin(AdminSettings(), Health(), Metrics("router", "r-1")) as admin,
+            httpx.AsyncClient(base_url=admin.url) as client,
+        ):
+            assert (await client.post("/echo/it")).status_code == 404
+            admin.add_page("/echo/{name}", "POST", echo, 202)
+            answer = await client.post("/echo/it", content=b"[1]")
+            assert (answer.status_code, answer.json()) == (202, [1])
+            answers = [await client.post(f"/echo/{name}") for name in ("full", "bug")]
+            answers.append(await client.post("/echo/it", content=bytes(MAX_BODY_BYTES + 1)))
+            answers.append(await client.get("/echo/it"))
+        assert [answer.status_code for answer in answers] == [429, 500, 413, 405]
+        assert [answer.json()["error"]["code"] for answer in answers] == [
+            "overloaded",
+            "internal",
+            "payload_too_large",
+            "method_not_allowed",
+        ]
+        assert answers[0].headers["retry-after"] == "7"
+
+    asyncio.run(body())
+    assert "a page could not be answered" in caplog.text
 
 
 def test_metrics_are_served_as_prometheus_reads_them() -> None:

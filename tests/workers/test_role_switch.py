@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from proto.names import new_id
-from proto.requests import KvSource, Refused
-from proto.roles import DrainMode, Role, RoleProgress, SwitchRole, TakeBackRole, WorkerState
+from proto.roles import Role, RoleProgress, SwitchRole, WorkerState
 from services.servers import Server
-from tests.workers.harness import Client, Fleet, Stream, open_client, random_prompt
+from tests.workers.harness import Client, Fleet, open_client, random_prompt
 from workers.engine.simulated_model import SimulatedModel
 
 PATIENT_S = 30.0

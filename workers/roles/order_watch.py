@@ -1,5 +1,6 @@
 """The orders of the workers of a process, as the directory has them now."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
@@ -19,11 +20,17 @@ class OrderWatch:
 
     def __init__(self) -> None:
         self._placed: dict[str, PlacedOrder] = {}
+        self._news = asyncio.Event()
         self._listeners: dict[str, Callable[[], None]] = {}
 
     def find(self, worker: str) -> PlacedOrder | None:
         """The last order of a worker, under way or fulfilled."""
         return self._placed.get(worker)
+
+    async def wait_seen(self, order: Order) -> None:
+        """Until this order, or one after it, has come."""
+        while (placed := self.find(order.worker)) is None or placed.order.epoch < order.epoch:
+            await self._news.wait()
 
     def listen(self, worker: str, listener: Callable[[], None]) -> Callable[[], None]:
         """`listener()` when the worker's order may be another one; the result takes it off again."""
@@ -64,6 +71,8 @@ class OrderWatch:
         for worker in workers:
             if worker in self._listeners:
                 self._listeners[worker]()
+        self._news.set()
+        self._news = asyncio.Event()
 
 
 async def adopt_order(directory: Directory, ns: str, term: Term) -> None:

@@ -14,8 +14,6 @@ import logging
 import time
 from contextlib import suppress
 
-import msgspec
-
 from proto.errors import Conflict, DeadlineExceeded, Disconnected, GoElsewhere, KvmeshError
 from proto.roles import Role, RoleProgress, RoleStage, SwitchRole, WorkerState
 from services.backoff import Backoff
@@ -30,6 +28,8 @@ from workers.roles.term import Term
 log = logging.getLogger(__name__)
 
 TAKEN_BACK = "it was taken back"
+NEWS_S = 2.0
+"""How long an answer waits for what the directory tells of the order that it answers."""
 
 
 class RoleSwitch:
@@ -57,6 +57,8 @@ class RoleSwitch:
         self._settled = 0  # the revision up to which orders are dealt with
         self._stage: RoleStage = "serving"
         self._changed = asyncio.Event()
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
         self.reason = ""
 
     def connect(self, standing: Standing) -> None:
@@ -91,13 +93,17 @@ class RoleSwitch:
             KvmeshError: as `place_order`.
         """
         order = await self._connected().place(ask)
-        self.reason = ""
-        wanted = order.role if order.epoch > self._term.epoch else None
-        return msgspec.structs.replace(self.progress(), wanted=wanted)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NEWS_S):
+                await self._orders.wait_seen(order)
+        return self.progress()
 
     async def take_back(self) -> RoleProgress:
         """Raises as `services.orders.take_back`, and `GoElsewhere` as `order`."""
         await self._connected().take_back()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NEWS_S):
+                await self._at_rest.wait()
         return self.progress()
 
     def _connected(self) -> Standing:
@@ -148,7 +154,8 @@ class RoleSwitch:
 
     async def _execute(self, placed: PlacedOrder, standing: Standing) -> None:
         began_s = time.monotonic()
-        order, self._under_way, self.reason = placed.order, placed, ""
+        order = placed.order
+        self._begin(placed)
         told = {"epoch": order.epoch, "placed_by": order.placed_by, "reason": order.reason}
         log.info("to become a %s worker", order.role, extra=told)
         fault = await self._try_switch(placed, standing)
@@ -159,8 +166,16 @@ class RoleSwitch:
         else:
             log.info("it is a %s worker", order.role, extra={"took_s": round(time.monotonic() - began_s, 3)})
             await self._announce(standing)
-            self._enter("serving")
-            self._under_way = None
+            self._end("")
+
+    def _begin(self, placed: PlacedOrder) -> None:
+        self._under_way, self.reason = placed, ""
+        self._at_rest.clear()
+
+    def _end(self, reason: str) -> None:
+        self._enter("serving")
+        self._under_way, self.reason = None, reason
+        self._at_rest.set()
 
     async def _try_switch(self, placed: PlacedOrder, standing: Standing) -> str:
         """Why the term is the old one; empty when the new one has begun."""
@@ -210,8 +225,7 @@ class RoleSwitch:
             self._term.state = WorkerState.READY
             await self._announce(standing)
         self._settle(placed)
-        self._enter("serving")
-        self._under_way, self.reason = None, fault
+        self._end(fault)
         if self._term.state is not WorkerState.LEAVING:
             await self._give_up(placed, standing)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from proto import keys, subjects
 from proto.cards import ModelCard
-from proto.errors import InvalidSetting
+from proto.errors import InvalidRequest, InvalidSetting
 from proto.names import check_id
 from proto.reports import BEATS, AnyBeat
 from proto.roles import Role
@@ -33,8 +33,10 @@ from workers.engine.engine_load import EngineLoad
 from workers.guards import check_names_free, guard_model, guard_names
 from workers.neighbours import Neighbours
 from workers.registration import publish_model
+from workers.role_pages import add_role_pages
 from workers.roles.order_watch import OrderWatch
 from workers.roles.prefill_view import PrefillView
+from workers.roles.role_switch import RoleSwitch
 from workers.roles.term import Term
 from workers.runners import kv_class, simulated_digest
 from workers.serving import beat_settings
@@ -72,7 +74,7 @@ async def open_simulation(settings: SimulateSettings) -> AsyncIterator["Crowd"]:
     folder = await asyncio.to_thread(find_folder, settings)
     _check_tokens(settings, folder)
     async with (
-        open_admin(settings.admin, health, metrics),
+        open_admin(settings.admin, health, metrics) as admin,
         open_tracing(settings.tracing, "worker", name) as tracing,
         open_bus(settings.bus, name) as bus,
         open_directory(settings.directory) as directory,
@@ -103,6 +105,7 @@ async def open_simulation(settings: SimulateSettings) -> AsyncIterator["Crowd"]:
         )
         crowd = Crowd(shared, liveness)
         crowd.observe(metrics)
+        add_role_pages(admin, "/role/{worker}", crowd.find_switch)
         async with crowd.living(settings), open_tasks() as tasks:
             admittance = Admittance(bus, ns, crowd.terms, liveness)
             health.require_to_be_ready("routers", lambda: admittance.obstacle)
@@ -136,6 +139,16 @@ class Crowd:
     @property
     def terms(self) -> list[Term]:
         return list(self._terms.values())
+
+    def find_switch(self, worker: str) -> RoleSwitch:
+        """
+        Raises:
+            InvalidRequest: there is no such worker in this process.
+        """
+        found = self.workers.get(worker)
+        if found is None or found.parts is None:
+            raise InvalidRequest(field="worker", reason=f"there is no worker {worker!r} in this process")
+        return found.parts.role_switch
 
     @asynccontextmanager
     async def living(self, settings: SimulateSettings) -> AsyncIterator[None]:

@@ -1,0 +1,144 @@
+"""`kvmesh role`: a worker takes another role, and how far it is; or keeps the one that it has after all."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from proto.errors import DeadlineExceeded, Disconnected, InvalidRequest
+from proto.reports import BEATS, AnyBeat
+from proto.roles import AskRole, DrainMode, Role, RoleProgress, SwitchRole, TakeBackRole
+from services.bus import Bus, BusSettings, open_bus
+from services.liveness import BeatSettings, watch_beats
+from services.process import run_process
+from services.status.status_settings import StatusSettings, find_mesh
+from services.worker_ask import tell_worker
+
+ASK_LIMIT_S = 20.0  # the worker asks the directory, which may be slow
+CONNECT_LIMIT_S = 5.0
+MARGIN_S = 20.0
+"""Beyond the limit that the work of the old role has: the directory is asked before and after it."""
+
+Say = Callable[[str], None]
+
+
+def role(
+    worker: Annotated[str, typer.Argument(help="name of the worker")],
+    to: Annotated[Role | None, typer.Argument(metavar="ROLE", help="prefill or decode; none: say it")] = None,
+    wait: Annotated[bool, typer.Option(help="until the worker has the role, or keeps the old one")] = True,
+    drain: Annotated[
+        DrainMode, typer.Option(help="what becomes of running requests: move, finish here, or both")
+    ] = DrainMode.MOVE,
+    limit_s: Annotated[float, typer.Option(min=0.1, help="seconds that they may take to let go")] = 30.0,
+    take_back: Annotated[bool, typer.Option("--take-back", help="keep the role that it has")] = False,
+    state: Annotated[str, typer.Option(help="state folder of a mesh that `kvmesh up` runs")] = ".state",
+    nats: Annotated[str, typer.Option(help="URL of its NATS; empty: as the state folder says")] = "",
+    etcd: Annotated[str, typer.Option(help="host:port of its etcd; empty: as the state folder says")] = "",
+    ns: Annotated[str, typer.Option(help="its namespace; empty: as the state folder says")] = "",
+) -> None:
+    """Have a worker prefill or decode from now on, while it lives; what runs there moves on."""
+    if to is not None and take_back:
+        raise typer.BadParameter("a role is ordered or taken back, not both", param_hint="--take-back")
+    address = find_mesh(StatusSettings(state=state, nats=nats, etcd=etcd, ns=ns))
+    bus_settings = BusSettings(url=address.nats_url, connect_timeout_s=CONNECT_LIMIT_S)
+
+    async def run(_: asyncio.Event) -> None:
+        async with open_bus(bus_settings, "kvmesh-role") as bus:
+            if to is None:
+                await _show(bus, address.ns, worker, take_back)
+            elif wait:
+                await switch_role(bus, address.ns, worker, SwitchRole(to, drain, limit_s), typer.echo)
+            else:
+                await _tell(bus, address.ns, worker, SwitchRole(to, drain, limit_s))
+                typer.echo(f"{worker} is on its way to {to}")
+
+    raise typer.Exit(run_process(run, drain_limit_s=0))
+
+
+async def _show(bus: Bus, ns: str, worker: str, take_back: bool) -> None:
+    progress = await _tell(bus, ns, worker, TakeBackRole() if take_back else AskRole())
+    typer.echo(f"{worker} is a {progress.role} worker in epoch {progress.epoch}, and {progress.state}")
+    if progress.wanted is not None:
+        typer.echo(_stage_of(worker, progress))
+
+
+async def _tell(bus: Bus, ns: str, worker: str, word: SwitchRole | TakeBackRole | AskRole) -> RoleProgress:
+    return await tell_worker(bus, ns, worker, word, RoleProgress, ASK_LIMIT_S)
+
+
+async def switch_role(bus: Bus, ns: str, worker: str, order: SwitchRole, say: Say) -> None:
+    """Until the worker has the role; each stage is said.
+
+    Raises:
+        InvalidRequest: it is refused, or the worker keeps its role, with the reason.
+        Disconnected: the worker beats no more.
+        DeadlineExceeded: it is on its way still.
+        KvmeshError: it gives no answer.
+    """
+    began_s = time.monotonic()
+    async with watch_beats(bus, ns, BeatSettings(), BEATS.decode) as liveness:
+        lookout = _Lookout(worker)
+        liveness.on_beat(lookout.hear)
+        liveness.on_change(lookout.note_life)
+        progress = await _tell(bus, ns, worker, order)
+        epoch = progress.epoch if progress.role is order.role else progress.epoch + 1
+        try:
+            async with asyncio.timeout(order.limit_s + MARGIN_S):
+                progress = await _follow(bus, ns, worker, progress, lookout, say)
+        except TimeoutError:
+            raise DeadlineExceeded(what=f"the switch of {worker}", limit_s=order.limit_s + MARGIN_S) from None
+    if progress.epoch < epoch:
+        reason = f"{worker} stays a {progress.role} worker: {progress.reason}"
+        raise InvalidRequest(field="role", reason=reason)
+    took_s = time.monotonic() - began_s
+    say(f"{worker} is a {progress.role} worker in epoch {progress.epoch}, after {took_s:.2f} s")
+
+
+async def _follow(
+    bus: Bus, ns: str, worker: str, progress: RoleProgress, lookout: "_Lookout", say: Say
+) -> RoleProgress:
+    """Asks after each beat, which comes soon when there is news."""
+    said = ""
+    while progress.wanted is not None:
+        stage = _stage_of(worker, progress)
+        if stage != said:
+            say(stage)
+            said = stage
+        await lookout.wait()
+        progress = await _tell(bus, ns, worker, AskRole())
+    return progress
+
+
+def _stage_of(worker: str, progress: RoleProgress) -> str:
+    left = f", {progress.num_left} left" if progress.num_left else ""
+    return f"{worker} on its way to {progress.wanted}: {progress.stage}{left}"
+
+
+class _Lookout:
+    """Whether a worker has beaten since the last look, and beats at all."""
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self._has_news = asyncio.Event()
+        self._is_lost = False
+
+    def hear(self, process: str, _: AnyBeat) -> None:
+        if process == self._worker:
+            self._has_news.set()
+
+    def note_life(self, process: str, is_alive: bool) -> None:
+        if process == self._worker:
+            self._is_lost = not is_alive
+            self._has_news.set()
+
+    async def wait(self) -> None:
+        """
+        Raises:
+            Disconnected: it beats no more.
+        """
+        await self._has_news.wait()
+        self._has_news.clear()
+        if self._is_lost:
+            raise Disconnected(peer=self._worker)
