@@ -22,6 +22,7 @@ from services.metrics import Metrics, WorkerMetrics
 from services.models.folder import ModelFolder, resolve_model
 from services.tracing import Tracing, open_tracing
 from services.work_queue import open_work_queue
+from workers.acquaintance import Acquaintance
 from workers.admittance import Admittance
 from workers.assembly import Ground, Parts, assemble, observe
 from workers.bridge import EngineBridge
@@ -188,10 +189,16 @@ async def _serve(outside: Outside, ground: Ground, parts: Parts, rank: RankAgent
         ground.neighbours.agents.on_forgotten(ground.peers.forget)
         ground.neighbours.listen(liveness)
         admittance = Admittance(bus, ns, [term], liveness)
-        companions = {"admittance": admittance.run(), **_companions(outside, ground, parts, liveness)}
+        acquaintance = Acquaintance(ground.neighbours.agents, liveness, 2 * beats.interval_s)
+        companions = {
+            "admittance": admittance.run(),
+            "acquaintance": acquaintance.run(),
+            **_companions(outside, ground, parts, liveness),
+        }
 
         def on_ready() -> None:
             outside.health.require_to_be_ready("routers", lambda: admittance.obstacle)
+            outside.health.require_to_be_ready("others", lambda: acquaintance.obstacle)
             _show(outside, ground)
 
         await serve(ground, parts, registration, companions, outside.shutdown, on_ready)

@@ -1,5 +1,6 @@
 """The way to every worker's memory, as the directory has it or had it last."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -21,6 +22,7 @@ class Agents:
 
     def __init__(self) -> None:
         self._cards: dict[str, AgentCard] = {}
+        self._is_listed = asyncio.Event()
         self._removed: set[str] = set()
         self._lost: set[str] = set()
         self._new_listeners: list[Callable[[AgentCard], None]] = []
@@ -30,6 +32,14 @@ class Agents:
         """The card of this very incarnation, if the directory has or had it while we watched."""
         found = self._cards.get(worker)
         return found if found is not None and found.incarnation == incarnation else None
+
+    async def wait_listed(self) -> None:
+        """Until the directory has said once whom it has."""
+        await self._is_listed.wait()
+
+    def workers(self) -> list[str]:
+        """Those whose cards are known."""
+        return list(self._cards)
 
     def on_new(self, listener: Callable[[AgentCard], None]) -> None:
         """`listener` is called for each new life of a worker."""
@@ -68,6 +78,7 @@ class Agents:
             self._note_removed(worker)
         for entry in entries:
             self._learn(entry)
+        self._is_listed.set()
 
     def _learn(self, entry: Entry) -> None:
         try:
