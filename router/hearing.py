@@ -118,8 +118,9 @@ class Hearing:
         self.tell()
 
     def hear_events(self, delivery: Delivery) -> None:
+        """Those of a life not met by its card or its beat are passed over; a snapshot heals it."""
         batch = check_events(decode(delivery.payload, KvEvents))
-        if self._meet(batch.worker, batch.incarnation):
+        if self._lives.present(batch.worker) == batch.incarnation:
             self._feed.take_events(batch, self._clock())
             self._hits.count_events(len(batch.events))
             self.tell()

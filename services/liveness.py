@@ -7,6 +7,7 @@ anybody is declared lost, one round trip with the server shows that his beat wou
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from services.tasks import open_tasks
 log = logging.getLogger(__name__)
 
 ROUND_TRIP_S = 1.0
+LISTEN_BEATS = 1.5
 
 Beat = TypeVar("Beat")
 
@@ -41,13 +43,20 @@ class BeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Beats:
-    """This process's own beat. See `send_beats`."""
+    """This process's own beat. See `send_beats`.
+
+    Where others may have taken it for lost meanwhile it listens before it beats: another process may have its
+    name by now, and what it hears tells it so.
+    """
 
     def __init__(self, bus: Bus, subject: str, payload: Callable[[], bytes], settings: BeatSettings) -> None:
         self._bus = bus
         self._subject = subject
         self._payload = payload
         self._settings = settings
+        self._sent_s = math.inf
+        self._num_connects = 0
+        self._is_unsure = False
         self._news = asyncio.Event()
 
     def hurry(self) -> None:
@@ -56,6 +65,7 @@ class Beats:
 
     async def run(self) -> None:
         while True:
+            await self._listen_if_unsure()
             self._news.clear()
             await self.send()
             await asyncio.sleep(self._settings.min_interval_s)
@@ -65,12 +75,34 @@ class Beats:
             except TimeoutError:
                 continue
 
+    @property
+    def may_be_lost(self) -> bool:
+        """After a long silence, and after a loss of the bus, until it has listened."""
+        return self._is_unsure or time.monotonic() - self._sent_s >= self._settings.lost_after_s
+
+    def note_link(self, is_connected: bool) -> None:
+        if is_connected:
+            self._num_connects += 1
+            self._is_unsure = True
+
+    async def _listen_if_unsure(self) -> None:
+        """For a beat of others, who do not lose us for it: they pardon whom they could not hear."""
+        self._is_unsure = self.may_be_lost
+        while self._is_unsure:
+            before = self._num_connects
+            await asyncio.sleep(
+                min(LISTEN_BEATS * self._settings.interval_s, self._settings.lost_after_s / 2)
+            )
+            self._is_unsure = self._num_connects != before
+
     async def send(self) -> None:
         """One beat, now; none while disconnected, since the next one says more."""
         try:
             await self._bus.publish(self._subject, self._payload())
         except Disconnected as error:
             log.debug("no beat: %s", error)
+        else:
+            self._sent_s = time.monotonic()
 
 
 @asynccontextmanager
@@ -79,13 +111,16 @@ async def send_beats(
 ) -> AsyncIterator[Beats]:
     """Publishes `payload()` at each beat, and at the end once more, when it may say "leaving"."""
     beats = Beats(bus, subject, payload, settings)
+    forget = bus.add_listener(beats.note_link)
     async with open_tasks() as tasks:
         beating = tasks.create_task(beats.run(), name="beats")
         try:
             yield beats
         finally:
+            forget()
             beating.cancel()
-            await beats.send()
+            if not beats.may_be_lost:
+                await beats.send()
 
 
 class _Heard(Generic[Beat]):
@@ -105,6 +140,7 @@ class Liveness(Generic[Beat]):
         self._settings = settings
         self._decode = decode
         self._heard: dict[str, _Heard[Beat]] = {}
+        self._back_s = -math.inf
         self._change_listeners: list[Callable[[str, bool], None]] = []
         self._beat_listeners: list[Callable[[str, Beat], None]] = []
 
@@ -120,6 +156,10 @@ class Liveness(Generic[Beat]):
 
     def alive(self) -> list[str]:
         return [process for process, heard in self._heard.items() if heard.is_alive]
+
+    def was_lost(self, within_s: float) -> bool:
+        """Whether others may have taken this process itself for lost, as long ago as that at most."""
+        return time.monotonic() - self._back_s <= within_s
 
     def on_change(self, listener: Callable[[str, bool], None]) -> None:
         """`listener(process, True)` at the first beat and at each return, `(process, False)` at each loss."""
@@ -146,6 +186,9 @@ class Liveness(Generic[Beat]):
     def pardon(self) -> None:
         """The silence was ours: everybody's clock starts again."""
         now_s = time.monotonic()
+        last_s = max((heard.heard_s for heard in self._heard.values()), default=now_s)
+        if now_s - last_s >= self._settings.lost_after_s:
+            self._back_s = now_s
         for heard in self._heard.values():
             heard.heard_s = now_s
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 
 from proto import keys, subjects
@@ -23,6 +24,10 @@ LOOK_S = 0.25
 PROBE_S = 2.0
 DOUBT_S = 2.0
 """A process that was stopped finds its threads silent when it wakes, for as long as each needs for a look."""
+BACK_S = 10.0
+"""How long after its own silence a worker yields at once to another of its name, which came in its place."""
+YIELD_S = 3.0
+"""How long a worker waits for another of its name to end, before it ends itself."""
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +43,10 @@ async def check_names_free(bus: Bus, ns: str, workers: Iterable[str]) -> None:
 
 
 async def guard_names(terms: Mapping[str, Term], liveness: Liveness[AnyBeat]) -> None:
-    """Of two that began at one moment under one name, one ends: the two agree on which.
+    """Of two workers of one name one ends.
+
+    Whoever may have been taken for lost ends: the other one came in its place. Of two that began at one
+    moment the two agree on which.
 
     Args: `terms`: of all workers of this process, by their names; may change meanwhile.
 
@@ -46,12 +54,20 @@ async def guard_names(terms: Mapping[str, Term], liveness: Liveness[AnyBeat]) ->
         InvalidSetting: another worker beats under this name.
     """
     taken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    rivals: dict[str, tuple[str, float]] = {}
 
     def hear(_: str, beat: AnyBeat) -> None:
         if not isinstance(beat, LoadReport) or beat.state is WorkerState.LEAVING:
             return
         term = terms.get(beat.worker)
-        if term is not None and beat.incarnation > term.incarnation and not taken.done():
+        if term is None or term.incarnation == beat.incarnation or taken.done():
+            return
+        known, since_s = rivals.get(beat.worker, ("", 0.0))
+        if known != beat.incarnation:
+            since_s = time.monotonic()
+            rivals[beat.worker] = (beat.incarnation, since_s)
+        must_yield = beat.incarnation > term.incarnation and time.monotonic() - since_s >= YIELD_S
+        if must_yield or liveness.was_lost(BACK_S):
             taken.set_result(beat.worker)
 
     liveness.on_beat(hear)

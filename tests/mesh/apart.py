@@ -73,15 +73,19 @@ class LoneProcess:
 
 
 def start_alone(kind: str, name: str, folder: Path, nats: str, etcd: str, /, **settings: Any) -> LoneProcess:
-    """A process that is told where NATS and etcd are, or will be; the caller closes its `process`."""
+    """A process that is told where NATS and etcd are, or will be; the caller closes its `process`.
+
+    `settings` are those of its kind; whole tables replace what it would be told.
+    """
     port = reserve_port()
     log_path = folder / f"{name}.log"
-    life = find_entry(kind).settings(
-        bus=BusSettings(url=nats),
-        directory=DirectorySettings(endpoints=[etcd]),
-        admin=AdminSettings(port=port),
+    told = {
+        "bus": BusSettings(url=nats),
+        "directory": DirectorySettings(endpoints=[etcd]),
+        "admin": AdminSettings(port=port),
         **settings,
-    )
+    }
+    life = find_entry(kind).settings(**told)
     process = ForkedProcess(name, _run, kind, life, str(log_path))
     return LoneProcess(name, process, f"http://127.0.0.1:{port}", log_path)
 

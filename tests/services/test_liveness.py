@@ -183,3 +183,26 @@ def test_nobody_is_lost_because_our_own_loop_was_late(nats_server: Server, names
             assert changes.seen == [("w1", True)]
 
     asyncio.run(body())
+
+
+def test_a_process_that_others_may_have_lost_listens_before_it_beats(
+    nats_server: Server, namespace: str
+) -> None:
+    """Whoever came in its place is heard first."""
+
+    async def body() -> None:
+        async with (
+            watched(nats_server, namespace) as (_, liveness, changes),
+            beating(nats_server, namespace, "w1"),
+        ):
+            await changes.wait("w1", True)
+            assert not liveness.was_lost(60)
+            heard_s: list[float] = []
+            liveness.on_beat(lambda *_: heard_s.append(time.monotonic()))
+            time.sleep(3 * QUICK.lost_after_s)  # noqa: ASYNC251 (all in this loop are silent)
+            woke_s = time.monotonic()
+            await wait_for(lambda: len(heard_s) > 0)
+            assert heard_s[0] - woke_s >= QUICK.interval_s
+            assert liveness.was_lost(60)
+
+    asyncio.run(body())
