@@ -9,14 +9,16 @@
        + compute_there_s  what neither of the two has, over the rate there
        + transfer_s       what is pulled before, and of the push what is not done when the compute is
 ```
-Tokens, rates and bytes a second are measured. Until they are, a worker computes as fast as the fastest that
-has measured, else at `ASSUMED_RATE`, and writes at `ASSUMED_BYTES_PER_S`.
+Tokens, rates, bytes a second and trips are measured. Until they are, a worker computes as fast as the fastest
+that has measured, else at `ASSUMED_RATE`, writes at `ASSUMED_BYTES_PER_S`, and is `ASSUMED_TRIP_S` away.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from workers.roles.trips import ASSUMED_TRIP_S
 
 PrefillMode = Literal["predicted", "threshold"]
 """By predicted time, or elsewhere whenever it is long enough and can go there."""
@@ -26,7 +28,6 @@ Reason = Literal["short", "warm", "no_prefill_worker", "no_room", "slower_there"
 
 ASSUMED_RATE = 1000.0
 ASSUMED_BYTES_PER_S = 1e9
-ASSUMED_TRIP_S = 0.003
 ACROSS_ZONES = 0.1
 """Between zones KV is taken to move at this share of the speed."""
 
@@ -69,7 +70,7 @@ class There:
     """A prefill worker.
 
     Units: `waiting_tokens` to be prefilled before it; `prefill_rate` tokens and `bytes_per_s` bytes of KV a
-    second, 0 until measured; `prefix_tokens` of the prompt that it holds.
+    second, 0 until measured; `prefix_tokens` of the prompt that it holds; `trip_s` seconds.
     """
 
     worker: str
@@ -78,6 +79,7 @@ class There:
     bytes_per_s: float = 0.0
     prefix_tokens: int = 0
     zone: str = ""
+    trip_s: float = ASSUMED_TRIP_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ def predict(prompt: Prompt, here: Here, there: There, assumed_rate: float, rules
         queue_here_s=here.waiting_tokens / rate_here,
         compute_here_s=compute_here_s,
         harm_s=rules.slowdown * here.num_running * compute_here_s,
-        trip_s=ASSUMED_TRIP_S,
+        trip_s=there.trip_s,
         queue_there_s=there.waiting_tokens / rate_there,
         compute_there_s=compute_there_s,
         transfer_s=_transfer_s(prompt, there, compute_there_s, rules.zone),

@@ -19,6 +19,7 @@ from proto.reports import LoadReport
 from proto.roles import Role, WorkerState
 from services.backoff import Backoff
 from workers.roles.prefill_choice import There
+from workers.roles.trips import Trips
 
 AVOID_FIRST_S = 0.5
 AVOID_MOST_S = 10.0
@@ -31,9 +32,10 @@ def _anybody(worker: str, incarnation: str) -> bool:
 @dataclass(slots=True)
 class _Offer:
     """A job of ours: with `worker`, as its `number`th once it has said so; or in the queue, with nobody.
-    `is_included` in that worker's last report."""
+    `is_included` in that worker's last report. Units: `at_s` seconds, when it was offered."""
 
     num_tokens: int
+    at_s: float
     worker: str = ""
     number: int | None = None
     is_included: bool = False
@@ -59,6 +61,7 @@ class PrefillView:
         self._avoided_until_s: dict[str, float] = {}
         self._offers: dict[str, _Offer] = {}
         self._ended_tokens: dict[str, int] = {}  # of jobs that the last report includes
+        self._trips = Trips(now_s)
 
     def learn(self, report: LoadReport) -> None:
         if report.model != self._model:
@@ -76,6 +79,7 @@ class PrefillView:
     def lose(self, worker: str) -> None:
         self._reports.pop(worker, None)
         self._ended_tokens.pop(worker, None)
+        self._trips.forget(worker)
         self.forgive(worker)
         for job in [job for job, offer in self._offers.items() if offer.worker == worker]:
             del self._offers[job]
@@ -93,7 +97,7 @@ class PrefillView:
 
     def note_asked(self, job: str, num_tokens: int, worker: str) -> None:
         """`worker` is asked to compute so many tokens."""
-        self._offers[job] = _Offer(num_tokens, worker)
+        self._offers[job] = _Offer(num_tokens, self._now_s(), worker)
 
     def note_taken(self, job: str, number: int) -> None:
         """It has taken it, as the job of this number; its reports say which they include."""
@@ -107,12 +111,17 @@ class PrefillView:
 
     def note_queued(self, job: str, num_tokens: int) -> None:
         """It waits in the queue, for whoever comes first."""
-        self._offers[job] = _Offer(num_tokens)
+        self._offers[job] = _Offer(num_tokens, self._now_s())
 
     def note_granted(self, job: str) -> None:
-        """Somebody has taken it out of the queue; one that was taken directly awaits the report."""
+        """Somebody has taken it out of the queue; one that was taken directly awaits the report, and tells
+        how long its way took."""
         offer = self._offers.get(job)
-        if offer is not None and not offer.worker:
+        if offer is None:
+            return
+        if offer.worker:
+            self._trips.note(offer.worker, self._now_s() - offer.at_s)
+        else:
             del self._offers[job]
 
     def note_ended(self, job: str) -> None:
@@ -141,6 +150,7 @@ class PrefillView:
                 bytes_per_s=report.push_bytes_per_s,
                 prefix_tokens=prefixes.get(report.worker, 0),
                 zone=report.zone,
+                trip_s=self._trips.trip_s(report.worker),
             )
             for report in candidates
         ]

@@ -129,7 +129,8 @@ class RemotePrefills:
                     payload = encode(owned.job, self._queue.bus.max_payload_bytes)
                     await self._queue.put(subjects.prefill(self._ns, owned.job.model), owned.job.job, payload)
                 await owned.wait_granted()
-                self._view.note_granted(owned.job.job)
+                if owned.grant is not None:
+                    self._view.note_granted(owned.job.job)
         except TimeoutError:
             owned.fail(f"nobody took it within {self._limits.grant_wait_s} s")
         except KvmeshError as error:

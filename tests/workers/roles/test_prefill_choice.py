@@ -8,7 +8,6 @@ from workers.roles.prefill_choice import (
     ACROSS_ZONES,
     ASSUMED_BYTES_PER_S,
     ASSUMED_RATE,
-    ASSUMED_TRIP_S,
     Choice,
     Here,
     PrefillRules,
@@ -18,6 +17,7 @@ from workers.roles.prefill_choice import (
     choose_place,
     predict,
 )
+from workers.roles.trips import ASSUMED_TRIP_S
 
 RULES = PrefillRules("predicted", min_tokens=128, slowdown=1.0, zone="east")
 THRESHOLD = dataclasses.replace(RULES, mode="threshold")
@@ -40,14 +40,14 @@ def near(terms: Terms) -> dict[str, object]:
 def test_every_term_is_tokens_over_a_rate_or_bytes_over_a_bandwidth() -> None:
     prompt = Prompt(num_tokens=2000, cached_tokens=400, token_bytes=1000)
     here = Here(waiting_tokens=300, num_running=3, prefill_rate=800.0)
-    there = There("p", 500, prefill_rate=4000.0, bytes_per_s=1e6, prefix_tokens=160, zone="east")
+    there = There("p", 500, 4000.0, bytes_per_s=1e6, prefix_tokens=160, zone="east", trip_s=0.02)
     terms = predict(prompt, here, there, 7.0, dataclasses.replace(RULES, slowdown=0.5))
     assert dataclasses.asdict(terms) == near(
         Terms(
             queue_here_s=300 / 800,
             compute_here_s=1600 / 800,
             harm_s=0.5 * 3 * 1600 / 800,
-            trip_s=ASSUMED_TRIP_S,
+            trip_s=0.02,
             queue_there_s=500 / 4000,
             compute_there_s=1600 / 4000,
             # what it lacks of our prefix is pulled first; the push is slower than the compute beside it
@@ -55,7 +55,7 @@ def test_every_term_is_tokens_over_a_rate_or_bytes_over_a_bandwidth() -> None:
         )
     )
     assert terms.here_s == pytest.approx(300 / 800 + 2.0 + 3.0)
-    assert terms.there_s == pytest.approx(ASSUMED_TRIP_S + 500 / 4000 + 0.24 + 1.6)
+    assert terms.there_s == pytest.approx(0.02 + 500 / 4000 + 0.24 + 1.6)
 
 
 def test_a_push_that_keeps_up_with_the_compute_costs_nothing() -> None:
@@ -75,6 +75,7 @@ def test_what_is_not_measured_is_assumed() -> None:
     nobody = choose(LONG, dataclasses.replace(BUSY, prefill_rate=0.0), new).terms
     assert nobody is not None
     assert nobody.compute_here_s == nobody.compute_there_s == 2000 / ASSUMED_RATE
+    assert nobody.trip_s == ASSUMED_TRIP_S
     # with one that has measured: as fast as the fastest
     chosen = choose(LONG, BUSY, new, slow)
     assert chosen.worker == "new"
@@ -113,6 +114,14 @@ def test_one_that_runs_sequences_or_has_a_queue_sends_away() -> None:
     assert choose(LONG, dataclasses.replace(IDLE, waiting_tokens=100), FREE).reason == "chosen"
     heedless = dataclasses.replace(RULES, slowdown=0.0)
     assert choose(LONG, BUSY, FREE, rules=heedless).reason == "slower_there"
+
+
+def test_a_long_way_keeps_prompts_here_and_the_nearer_worker_is_asked() -> None:
+    afar = dataclasses.replace(FREE, trip_s=0.5)
+    short = dataclasses.replace(LONG, num_tokens=200)
+    assert choose(short, dataclasses.replace(IDLE, num_running=1), afar).reason == "slower_there"
+    assert choose(short, dataclasses.replace(IDLE, num_running=1), afar, FREE).reason == "chosen"
+    assert choose(LONG, BUSY, afar, dataclasses.replace(FREE, worker="near")).worker == "near"
 
 
 def test_when_all_are_busy_the_prompt_stays() -> None:

@@ -9,6 +9,7 @@ from proto.reports import LoadReport
 from proto.roles import Role, WorkerState
 from workers.roles.prefill_choice import There
 from workers.roles.prefill_view import AVOID_FIRST_S, AVOID_MOST_S, PrefillView
+from workers.roles.trips import ASSUMED_TRIP_S, FORGET_S
 
 
 def report(
@@ -39,6 +40,11 @@ def names(view: PrefillView) -> set[str]:
 
 def waiting_tokens(view: PrefillView) -> dict[str, float]:
     return {other.worker: other.waiting_tokens for other in view.others({})}
+
+
+def trip_s(view: PrefillView) -> float:
+    (other,) = view.others({})
+    return other.trip_s
 
 
 def go_silent(view: PrefillView) -> None:
@@ -190,3 +196,49 @@ def test_who_has_kv_that_cannot_come_here_is_never_asked() -> None:
     assert names(view) == set()
     view.learn(msgspec.structs.replace(report("p"), incarnation="two"))
     assert names(view) == {"p"}
+
+
+def test_the_way_to_a_worker_is_as_long_as_jobs_take_until_they_ask_for_their_grant() -> None:
+    now_s = 100.0
+    view = PrefillView("m", now_s=lambda: now_s)
+
+    def run_job(took_s: float) -> float:
+        nonlocal now_s
+        view.note_asked("job", 500, "p")
+        now_s += took_s
+        view.note_granted("job")
+        view.note_ended("job")
+        return trip_s(view)
+
+    view.learn(report("p"))
+    assert trip_s(view) == ASSUMED_TRIP_S
+    assert ASSUMED_TRIP_S < run_job(0.5) < 0.5, "the first one had to meet its owner"
+    ways_s = [run_job(0.03) for _ in range(40)]
+    assert ways_s == sorted(ways_s, reverse=True)
+    assert ways_s[-1] == pytest.approx(0.06, rel=0.01), "there, and back"
+
+
+def test_a_measured_way_is_forgotten_after_a_while_and_with_its_worker() -> None:
+    now_s = 100.0
+    view = PrefillView("m", now_s=lambda: now_s)
+    for age_s, is_known in ((FORGET_S - 1, True), (FORGET_S + 1, False)):
+        view.learn(report("p"))
+        view.note_asked("job", 500, "p")
+        now_s += 5
+        view.note_granted("job")
+        now_s += age_s
+        assert (trip_s(view) > ASSUMED_TRIP_S) == is_known
+        view.lose("p")
+        view.learn(report("p"))
+        assert trip_s(view) == ASSUMED_TRIP_S
+
+
+def test_what_a_job_waited_in_the_queue_is_no_part_of_the_way() -> None:
+    now_s = 100.0
+    view = PrefillView("m", now_s=lambda: now_s)
+    view.learn(report("p"))
+    view.note_asked("job", 500, "p")
+    view.note_queued("job", 500)
+    now_s += 4
+    view.note_granted("job")
+    assert trip_s(view) == ASSUMED_TRIP_S
