@@ -13,7 +13,7 @@ from proto.cards import ModelCard, TextFiles, WorkerCard
 from proto.codec import decode
 from proto.errors import InternalFault, InvalidRequest, InvalidSetting, NoWorker, UnknownModel
 from proto.reports import AnyBeat, LoadReport
-from proto.roles import Role, WorkerState
+from proto.roles import Role, WorkerState, newness
 from services.directory import Changed, Directory, Entry, Listed, Removed
 from services.liveness import Liveness
 from services.objects import Objects
@@ -23,7 +23,6 @@ _log = logging.getLogger(__name__)
 
 KEPT_TEXTS = 64
 
-_STATES = (WorkerState.READY, WorkerState.DRAINING, WorkerState.LEAVING)
 
 _Card = TypeVar("_Card")
 
@@ -179,12 +178,12 @@ class ModelDirectory:
 
 
 def _newest(card: WorkerCard, report: AnyBeat | None) -> tuple[Role, WorkerState]:
-    """What the newer of the two says; within one epoch states only ever go forward."""
+    """What the newer of the two says."""
     if not isinstance(report, LoadReport) or report.incarnation != card.incarnation:
         return card.role, card.state
-    if report.epoch != card.epoch:
-        return (report.role, report.state) if report.epoch > card.epoch else (card.role, card.state)
-    return card.role, max(card.state, report.state, key=_STATES.index)
+    words: list[WorkerCard | LoadReport] = [card, report]
+    newest = max(words, key=lambda word: newness(word.epoch, word.change, word.state))
+    return newest.role, newest.state
 
 
 def _read_all(entries: list[Entry], kind: type[_Card]) -> list[_Card]:

@@ -44,9 +44,10 @@ class ModelCard(WireStruct, frozen=True):
 
 
 class WorkerCard(WireStruct, frozen=True):
-    """A worker, as it registers. The newest of card and report wins.
+    """A worker, as it registers. The newest of card and report wins, see `roles.newness`.
 
-    Units: `max_sequences` sequences at once, `num_blocks` blocks in its pool.
+    Units: `max_sequences` sequences at once, `num_blocks` blocks in its pool; `change` counts the changes of
+    role and state in this life.
     """
 
     worker: str
@@ -61,6 +62,7 @@ class WorkerCard(WireStruct, frozen=True):
     host: str = ""
     zone: str = ""
     hardware: str = ""
+    change: int = 0
 
 
 class ProcessIdentity(WireStruct, frozen=True):

@@ -26,7 +26,8 @@ class LoadReport(WireStruct, frozen=True, tag="load"):
     Units: `prefill_rate` uncached prompt tokens a second while prefilling; `decode_step_s` seconds a decode
     step, `push_bytes_per_s` bytes of KV written to others (0 until measured, for all three); `waiting_tokens`
     prompt tokens promised and not yet computed here, `job_tokens` those of remote prefill jobs taken, which
-    are not among them; `jobs_taken` counts the jobs that this includes, since the start. Blocks: total = free
+    are not among them; `jobs_taken` counts the jobs that this includes, since the start, `num_served` the
+    sequences and jobs that ended here in this epoch, `change` as in the card. Blocks: total = free
     + active + granted + quarantined, and `cached_blocks` of the free ones hold reusable KV. `decisions` maps
     a router to the number of its last decision that this report includes; `last_event` is the number of the
     last KV event published.
@@ -58,6 +59,8 @@ class LoadReport(WireStruct, frozen=True, tag="load"):
     push_bytes_per_s: float = 0.0
     jobs_taken: int = 0
     zone: str = ""
+    change: int = 0
+    num_served: int = 0
 
 
 AnyBeat = Beat | LoadReport

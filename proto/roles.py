@@ -33,6 +33,17 @@ class WorkerState(StrEnum):
     LEAVING = "leaving"
 
 
+_RANK = {WorkerState.READY: 0, WorkerState.DRAINING: 1, WorkerState.LEAVING: 2}
+
+
+def newness(epoch: int, change: int, state: WorkerState) -> tuple[bool, int, int, int]:
+    """Of two words of one life of a worker, such as its card and its report, the higher is the newer.
+
+    `leaving` is final. `change` counts the changes of a life; a sender that counts none only goes forward.
+    """
+    return (state is WorkerState.LEAVING, epoch, change, _RANK[state])
+
+
 class DrainMode(StrEnum):
     """What becomes of running sequences: they end here, they move, or short ones end and the rest moves."""
 

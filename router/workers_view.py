@@ -1,7 +1,7 @@
 """Who can be chosen: cards, load reports and liveness, merged for each worker.
 
-The directory says who exists, beats say who is alive. The newest of card and report wins: by epoch, then by
-state, in which `leaving` is final. A vanished card alone ends nothing: while its beats go on a worker counts,
+The directory says who exists, beats say who is alive. The newest of card and report wins, in which `leaving`
+is final. A vanished card alone ends nothing: while its beats go on a worker counts,
 and so does a model while any of its workers does.
 """
 
@@ -12,12 +12,10 @@ import numpy as np
 
 from proto.cards import KvClass, ModelCard, WorkerCard
 from proto.reports import LoadReport
-from proto.roles import Role, WorkerState
+from proto.roles import Role, WorkerState, newness
 from router.columns import Column, Columns, Slotted
 from router.lives import Lives
 from router.slots import Slots
-
-_RANK = {WorkerState.READY: 0, WorkerState.DRAINING: 1, WorkerState.LEAVING: 2}
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -58,8 +56,8 @@ def newest(card: WorkerCard, report: LoadReport) -> Standing:
     return Standing(card, report, word.role, word.epoch, word.state)
 
 
-def _newness(word: WorkerCard | LoadReport) -> tuple[bool, int, int]:
-    return (word.state is WorkerState.LEAVING, word.epoch, _RANK[word.state])
+def _newness(word: WorkerCard | LoadReport) -> tuple[bool, int, int, int]:
+    return newness(word.epoch, word.change, word.state)
 
 
 class WorkersView:

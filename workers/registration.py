@@ -120,7 +120,9 @@ class Registration:
         await self._lease.own(keys.worker(self._ns, self._card.worker), encode(self.card(term)))
 
     def card(self, term: Term) -> WorkerCard:
-        return msgspec.structs.replace(self._card, role=term.role, epoch=term.epoch, state=term.state)
+        return msgspec.structs.replace(
+            self._card, role=term.role, epoch=term.epoch, state=term.state, change=term.change
+        )
 
     async def withdraw(self) -> None:
         """No new work. The way to the memory stays until the process ends."""

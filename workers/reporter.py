@@ -68,4 +68,6 @@ class Reporter:
             push_bytes_per_s=self._push_pace.bytes_per_s,
             jobs_taken=self._prefill_desk.num_taken,
             zone=self._zone,
+            change=self._term.change,
+            num_served=self._term.num_served,
         )

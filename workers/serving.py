@@ -75,7 +75,7 @@ def beat_settings(mesh: MeshSettings) -> BeatSettings:
 
 async def send_all_elsewhere(ground: Ground, parts: Parts) -> None:
     """A worker that cannot compute any more says so before it ends: what it serves goes on elsewhere."""
-    ground.term.state = WorkerState.LEAVING
+    ground.term.turn(WorkerState.LEAVING)
     parts.decode_desk.send_elsewhere("its engine has ended")
     await parts.outbox.flush()
 
@@ -117,7 +117,7 @@ def _spread(ground: Ground, parts: Parts, beats: Beats) -> None:
 
 
 async def _leave(ground: Ground, parts: Parts, registration: Registration, beats: Beats) -> None:
-    ground.term.state = WorkerState.LEAVING
+    ground.term.turn(WorkerState.LEAVING)
     parts.role_switch.leave()
     beats.hurry()
     parts.prefill_desk.wake()

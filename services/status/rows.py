@@ -6,13 +6,13 @@ import msgspec
 
 from proto.cards import WorkerCard
 from proto.reports import LoadReport
-from proto.roles import Role, WorkerState
-
-_RANK = {WorkerState.READY: 0, WorkerState.DRAINING: 1, WorkerState.LEAVING: 2}
+from proto.roles import Order, Role, newness
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
     """
+    `wanted` is the role that it is on its way to; empty when it is on none.
+
     Units: `hit_rate` share of prompt tokens found in the prefix cache; `tokens_rate` tokens a second, of a
     decode worker over its running sequences, of a prefill worker while it prefills; 0 until measured.
     """
@@ -32,14 +32,21 @@ class WorkerRow(msgspec.Struct, frozen=True):
     total_blocks: int = 0
     hit_rate: float = 0.0
     tokens_rate: float = 0.0
+    wanted: str = ""
 
 
 def make_rows(
-    cards: Mapping[str, WorkerCard], reports: Mapping[str, LoadReport], beating: set[str]
+    cards: Mapping[str, WorkerCard],
+    reports: Mapping[str, LoadReport],
+    beating: set[str],
+    orders: Mapping[str, Order],
 ) -> list[WorkerRow]:
     """A row for everyone who has a card or beats, by role and name."""
     names = cards.keys() | (reports.keys() & beating)
-    rows = [_make_row(name, cards.get(name), reports.get(name), name in beating) for name in names]
+    rows = [
+        _with_order(_make_row(name, cards.get(name), reports.get(name), name in beating), orders.get(name))
+        for name in names
+    ]
     return sorted(rows, key=lambda row: (row.model, row.role, row.worker))
 
 
@@ -47,7 +54,7 @@ def _make_row(name: str, card: WorkerCard | None, report: LoadReport | None, is_
     if card is not None and report is not None and card.incarnation != report.incarnation:
         report = None  # of a life before
     words: list[WorkerCard | LoadReport] = [word for word in (card, report) if word is not None]
-    newest = max(words, key=lambda word: (word.state is WorkerState.LEAVING, word.epoch, _RANK[word.state]))
+    newest = max(words, key=lambda word: newness(word.epoch, word.change, word.state))
     row = WorkerRow(
         worker=name,
         model=newest.model,
@@ -59,6 +66,12 @@ def _make_row(name: str, card: WorkerCard | None, report: LoadReport | None, is_
         total_blocks=card.num_blocks if card else 0,
     )
     return row if report is None else _with_load(row, report)
+
+
+def _with_order(row: WorkerRow, order: Order | None) -> WorkerRow:
+    if order is None or order.epoch <= row.epoch:
+        return row
+    return msgspec.structs.replace(row, wanted=order.role.value)
 
 
 def _with_load(row: WorkerRow, report: LoadReport) -> WorkerRow:

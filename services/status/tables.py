@@ -44,7 +44,7 @@ def _model_table(model: str, rows: Sequence[WorkerRow]) -> Table:
         state = row.state if row.is_beating else "silent"
         table.add_row(
             row.worker,
-            row.role,
+            f"{row.role} → {row.wanted}" if row.wanted else row.role,
             Text(state, style=_COLOURS[state]),
             str(row.epoch),
             str(row.num_running),

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from proto import keys, subjects
 from proto.cards import WorkerCard
@@ -11,6 +12,7 @@ from proto.codec import decode, encode
 from proto.control import CONTROL_REPLIES, AskHoldings, Holdings
 from proto.errors import DeadlineExceeded, Disconnected, InternalFault, InvalidRequest, NoResponder
 from proto.reports import BEATS, AnyBeat, LoadReport
+from proto.roles import Order
 from services.bus import Bus, BusSettings, open_bus
 from services.directory import Directory, DirectorySettings, open_directory
 from services.liveness import BeatSettings, Liveness, watch_beats
@@ -20,6 +22,8 @@ from services.status.status_settings import Address
 
 ASK_LIMIT_S = 2.0
 _log = logging.getLogger(__name__)
+
+_Kept = TypeVar("_Kept", WorkerCard, Order)
 
 
 class MeshView:
@@ -31,6 +35,7 @@ class MeshView:
         self._liveness = liveness
         self._ns = ns
         self._cards: dict[str, WorkerCard] = {}
+        self._orders: dict[str, Order] = {}
         self._planners: list[str] = []
         self._beat_came = asyncio.Event()
         liveness.on_beat(self._on_beat)
@@ -50,24 +55,26 @@ class MeshView:
             return
 
     async def look(self) -> list[WorkerRow]:
-        """Every worker now; while etcd is away, by the cards of the last look."""
+        """Every worker now; while etcd is away, by the cards and orders of the last look."""
         try:
-            self._cards = await self._read_cards()
+            self._cards = await self._read_all(keys.workers(self._ns), WorkerCard)
+            self._orders = await self._read_all(keys.orders(self._ns), Order)
         except (Disconnected, DeadlineExceeded) as error:
             _log.warning("the cards are old: %s", error)
         beating = set(self._liveness.alive())
         heard = {process: self._liveness.last(process) for process in self._cards.keys() | beating}
         reports = {process: beat for process, beat in heard.items() if isinstance(beat, LoadReport)}
-        return make_rows(self._cards, reports, beating)
+        return make_rows(self._cards, reports, beating, self._orders)
 
-    async def _read_cards(self) -> dict[str, WorkerCard]:
-        cards = {}
-        for entry in await self._directory.list(keys.workers(self._ns)):
+    async def _read_all(self, prefix: str, kind: type[_Kept]) -> dict[str, _Kept]:
+        """What lies under `prefix`, by the ids at the ends of the keys."""
+        found = {}
+        for entry in await self._directory.list(prefix):
             try:
-                cards[keys.last_part(entry.key)] = decode(entry.value, WorkerCard)
+                found[keys.last_part(entry.key)] = decode(entry.value, kind)
             except InvalidRequest as error:
-                _log.warning("an unreadable card at %s: %s", entry.key, error)
-        return cards
+                _log.warning("what lies at %s cannot be read: %s", entry.key, error)
+        return found
 
     async def planners(self) -> list[str]:
         """The one that leads, then those that stand by; while etcd is away, those of the last look."""
@@ -93,7 +100,7 @@ class MeshView:
     async def all_holdings(self) -> dict[str, Holdings | None]:
         """Of every worker with a card; None for one that gives no answer."""
         holdings: dict[str, Holdings | None] = {}
-        for worker in sorted(await self._read_cards()):
+        for worker in sorted(await self._read_all(keys.workers(self._ns), WorkerCard)):
             try:
                 holdings[worker] = await self.ask_holdings(worker)
             except (NoResponder, DeadlineExceeded) as error:

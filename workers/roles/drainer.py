@@ -108,7 +108,7 @@ class Drainer:
         return self._standing, self._group
 
     def _set(self, state: WorkerState) -> None:
-        self._term.state = state
+        self._term.turn(state)
         self._prefill_desk.wake()
 
     def _stop(self) -> None:

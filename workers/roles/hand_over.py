@@ -12,7 +12,7 @@ from services.metrics import WorkerMetrics
 from workers.outbox import Outbox
 from workers.served import ServedTable
 
-ASK_S = 0.5
+ASK_S = 0.2
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,10 @@ class HandOver:
         return len(self._served)
 
     async def _move_all(self) -> None:
-        """Said again and again: a word may be lost, and who had no room may have some."""
+        """Said again and again: a word may be lost, and who had no room may have some. A frontend heeds it
+        for what it knows to be here, so the word that an attempt was accepted goes out before it."""
         while len(self._served):
+            await self._outbox.flush()
             await self._outbox.please_move([served.stream for served in self._served.all()])
             await self._wait_ended(ASK_S)
 

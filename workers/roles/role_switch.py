@@ -199,7 +199,7 @@ class RoleSwitch:
         """
         order, term = placed.order, self._term
         term.check_takes(term.role)
-        term.state = WorkerState.DRAINING
+        term.turn(WorkerState.DRAINING)
         self._enter("draining")
         await standing.announce()
         await self._letting_go.run(order.mode, order.limit_s, self._enter)
@@ -222,7 +222,7 @@ class RoleSwitch:
     async def _go_on(self, placed: PlacedOrder, standing: Standing, fault: str) -> None:
         """In the old role. A worker that was draining before, or is leaving by now, is so still."""
         if self._stage != "serving" and self._term.state is WorkerState.DRAINING:
-            self._term.state = WorkerState.READY
+            self._term.turn(WorkerState.READY)
             await self._announce(standing)
         self._settle(placed)
         self._end(fault)

@@ -10,7 +10,8 @@ from proto.roles import FIRST_EPOCH, Role, WorkerState
 class Term:
     """Owned by the worker's loop; what takes work asks it at the moment of taking.
 
-    Units: `num_served` sequences and jobs that ended here in this epoch.
+    Units: `num_served` sequences and jobs that ended here in this epoch; `change` counts the changes of role
+    and state, so that of two words about them the newer is known.
     """
 
     worker: str
@@ -19,11 +20,18 @@ class Term:
     epoch: int = FIRST_EPOCH
     state: WorkerState = WorkerState.READY
     num_served: int = 0
+    change: int = 0
+
+    def turn(self, state: WorkerState) -> None:
+        """From now on this is its state."""
+        self.state = state
+        self.change += 1
 
     def begin(self, role: Role, epoch: int) -> None:
         """The term before is over: from now on work of `role` is taken, stamped with `epoch`."""
         assert epoch > self.epoch
-        self.role, self.epoch, self.state, self.num_served = role, epoch, WorkerState.READY, 0
+        self.role, self.epoch, self.num_served = role, epoch, 0
+        self.turn(WorkerState.READY)
 
     def check_takes(self, role: Role, epoch: int | None = None) -> None:
         """Settle whether new work of `role`, stamped with `epoch` if any, is taken now.

@@ -1,8 +1,10 @@
 """One worker as one line: the newest word wins, and `leaving` is final."""
 
+import msgspec
+
 from proto.cards import KvClass, WorkerCard
 from proto.reports import LoadReport
-from proto.roles import Role, WorkerState
+from proto.roles import Order, Role, WorkerState
 from services.status.rows import make_rows
 
 
@@ -46,31 +48,43 @@ def _report(
 
 
 def test_the_later_epoch_says_the_role() -> None:
-    later_report = make_rows({"w": _card(epoch=1)}, {"w": _report(epoch=2)}, {"w"})[0]
-    later_card = make_rows({"w": _card(epoch=3)}, {"w": _report(epoch=2)}, {"w"})[0]
+    later_report = make_rows({"w": _card(epoch=1)}, {"w": _report(epoch=2)}, {"w"}, {})[0]
+    later_card = make_rows({"w": _card(epoch=3)}, {"w": _report(epoch=2)}, {"w"}, {})[0]
     assert (later_report.role, later_report.epoch) == ("prefill", 2)
     assert (later_card.role, later_card.epoch) == ("decode", 3)
 
 
 def test_leaving_is_final_whoever_says_it() -> None:
     leaving = WorkerState.LEAVING
-    assert make_rows({"w": _card(state=leaving)}, {"w": _report(epoch=9)}, {"w"})[0].state == "leaving"
-    assert make_rows({"w": _card(epoch=9)}, {"w": _report(state=leaving)}, {"w"})[0].state == "leaving"
+    assert make_rows({"w": _card(state=leaving)}, {"w": _report(epoch=9)}, {"w"}, {})[0].state == "leaving"
+    assert make_rows({"w": _card(epoch=9)}, {"w": _report(state=leaving)}, {"w"}, {})[0].state == "leaving"
 
 
 def test_load_becomes_rates_and_used_blocks() -> None:
-    row = make_rows({"w": _card()}, {"w": _report()}, {"w"})[0]
+    row = make_rows({"w": _card()}, {"w": _report()}, {"w"}, {})[0]
     assert (row.used_blocks, row.total_blocks, row.num_running) == (25, 100, 4)
     assert (row.hit_rate, row.tokens_rate) == (0.25, 800.0)
-    decoding = make_rows({"w": _card()}, {"w": _report(role=Role.DECODE)}, {"w"})[0]
+    decoding = make_rows({"w": _card()}, {"w": _report(role=Role.DECODE)}, {"w"}, {})[0]
     assert decoding.tokens_rate == 200.0
 
 
 def test_a_report_of_an_earlier_life_is_not_counted() -> None:
-    row = make_rows({"w": _card()}, {"w": _report(epoch=5, incarnation="before")}, {"w"})[0]
+    row = make_rows({"w": _card()}, {"w": _report(epoch=5, incarnation="before")}, {"w"}, {})[0]
     assert (row.epoch, row.num_running, row.total_blocks) == (1, 0, 100)
 
 
 def test_who_beats_without_a_card_is_shown_and_who_does_neither_is_not() -> None:
-    rows = make_rows({"a": _card("a")}, {"b": _report("b"), "c": _report("c")}, {"b"})
+    rows = make_rows({"a": _card("a")}, {"b": _report("b"), "c": _report("c")}, {"b"}, {})
     assert [(row.worker, row.is_beating) for row in rows] == [("a", False), ("b", True)]
+
+
+def test_a_row_says_which_role_a_worker_is_on_its_way_to() -> None:
+    order = Order("w", Role.PREFILL, 2)
+    assert make_rows({"w": _card(epoch=1)}, {}, {"w"}, {"w": order})[0].wanted == "prefill"
+    assert make_rows({"w": _card(epoch=2)}, {}, {"w"}, {"w": order})[0].wanted == ""
+
+
+def test_of_words_of_one_epoch_the_one_after_more_changes_is_the_newer() -> None:
+    draining = msgspec.structs.replace(_card(state=WorkerState.DRAINING), change=1)
+    back = msgspec.structs.replace(_report(), change=2)
+    assert make_rows({"w": draining}, {"w": back}, {"w"}, {})[0].state == "ready"
