@@ -25,6 +25,9 @@ class PlannerMetrics:
         self._split = metrics.gauge(
             "planner_split", "workers by role: as they are, or best for the load", ("model", "role", "which")
         )
+        self._is_blind = metrics.gauge(
+            "planner_blind", "1 while a report is missing and nothing is moved", ("model",)
+        )
         self._headroom = metrics.gauge(
             "planner_headroom_ratio", "capacity within the limits over load", by_role
         )
@@ -42,6 +45,7 @@ class PlannerMetrics:
 
     def show_picture(self, model: str, picture: Picture) -> None:
         self._set_split(model, "present", picture.split)
+        self._is_blind.labels(model).set(bool(picture.obstacle))
         self._latency_s.labels(model, "ttft").set(picture.ttft_s)
         self._latency_s.labels(model, "itl").set(picture.itl_s)
         match = picture.match

@@ -212,7 +212,7 @@ class Planning:
             return _Step(0, "the other role has no worker to spare", now, None, threshold)
         best = max(able, key=lambda step: match.headroom(moved(split, step)).least)
         after = match.headroom(moved(split, best))
-        if after.least < threshold * now.least:
+        if after.least <= now.least or after.least < threshold * now.least:
             return _Step(0, "no other split is that much better", now, after, threshold)
         return _Step(best, "too little headroom" if is_short else slow.reason, now, after, threshold)
 

@@ -7,6 +7,7 @@
  decode    b sequences a step take base + b · more;  b as large as the ITL limit, places and blocks allow
            capacity = n · b / step(b)
  headroom  capacity / load, of either role; the best split has the most of what it has least of
+ without prefill workers   prompts may take the share 1 - q of decode workers' time, and take it from answers
 ```
 Source of the wait: H. Sakasegawa, An approximation formula L_q ≃ αρ^β/(1-ρ), 1977; its tail is taken to fall
 as the mean says. Pure.
@@ -22,8 +23,6 @@ from services.planner.step_cost import StepCost
 MOST_WORKERS = 1024
 QUEUE_SHARE = 0.5
 """Where a prompt alone takes the whole limit, waits of this share of its own time are aimed at."""
-MIXED_SHARE = 0.8
-"""What engines that prefill and decode by turns reach of the sum of both: each delays the other."""
 NUM_HALVINGS = 30
 
 
@@ -84,16 +83,17 @@ class Match(msgspec.Struct, frozen=True):
 
     def headroom(self, split: Split) -> Headroom:
         if not split.prefill:
-            both = self._mixed_headroom(split.decode)
-            return Headroom(both, both)
+            return self._mixed_headroom(split.decode)
         prefill = _ratio(self.prefill_capacity(split.prefill), self.load.prompt_rate)
         return Headroom(prefill, _ratio(self.decode_capacity(split.decode), self.load.output_rate))
 
-    def _mixed_headroom(self, num_workers: int) -> float:
-        """Workers that decode and do their own prefill."""
-        prefill = self.load.prompt_rate / self.capability.prefill_rate
-        decode = self.load.output_rate / self.decode_capacity(1)
-        return _ratio(MIXED_SHARE * num_workers, prefill + decode)
+    def _mixed_headroom(self, num_workers: int) -> Headroom:
+        """Workers that decode and do their own prefill by turns: so long all their tokens are late, which may
+        be the share of the time that the limits leave."""
+        most_rate = num_workers * self.capability.prefill_rate
+        left = max(0.0, 1.0 - 1.0 / _ratio(most_rate, self.load.prompt_rate)) if most_rate else 0.0
+        prefill = _ratio((1.0 - self.limits.quantile) * most_rate, self.load.prompt_rate)
+        return Headroom(prefill, _ratio(left * self.decode_capacity(num_workers), self.load.output_rate))
 
     def decode_capacity(self, num_workers: int) -> float:
         """Tokens a second within the ITL limit."""
