@@ -192,13 +192,17 @@ def random_prompt(num_tokens: int, seed: int) -> list[int]:
 
 @dataclass
 class Stream:
-    """One attempt, as its frames have come. After a gap nothing more is taken."""
+    """One attempt, as its frames have come. After a gap nothing more is taken.
+
+    Units: `at_s` seconds on the monotonic clock, when each of the tokens came.
+    """
 
     worker: str
     request: str
     attempt: int
     offset: int
     tokens: list[int] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
     num_frames: int = 0
     end: End | None = None
     fault: str = ""
@@ -211,6 +215,7 @@ class Stream:
             self.fault = "a frame is lost or came twice"
         else:
             self.tokens += unpack_tokens(frame.tokens)
+            self.at_s += [time.monotonic()] * (len(self.tokens) - len(self.at_s))
             self.end = frame.end
 
     @property
