@@ -52,7 +52,7 @@ from services.mesh_settings import MeshSettings
 from services.process import run_process
 from services.servers import Server, reserve_port
 from tests.workers.forked import ForkedProcess
-from tests.workers.hosts import enter_host
+from tests.workers.hosts import ADDRESSES, enter_host
 from workers.settings import WorkerSettings
 
 BEAT_S = 0.25
@@ -61,6 +61,7 @@ DRAIN_LIMIT_S = 1.0
 START_S = 60.0
 LIMIT_S = 20.0
 LOOK_S = 0.01
+NUM_TRIES = 4
 
 Reply = TypeVar("Reply")
 
@@ -84,7 +85,7 @@ class Worker:
 
     name: str
     process: ForkedProcess
-    admin_port: int
+    admin_url: str
     log_path: Path
 
     @property
@@ -94,14 +95,14 @@ class Worker:
     @property
     def ailments(self) -> dict[str, str]:
         """Why the worker is not alive, as its port tells."""
-        answer = httpx.get(f"http://127.0.0.1:{self.admin_port}/healthz", trust_env=False, timeout=LIMIT_S)
+        answer = httpx.get(f"{self.admin_url}/healthz", trust_env=False, timeout=LIMIT_S)
         reasons: dict[str, str] = answer.json()["reasons"]
         assert (answer.status_code == 503) == bool(reasons)
         return reasons
 
     def metric(self, name: str) -> float:
         """The value of a metric, summed over its labels."""
-        text = httpx.get(f"http://127.0.0.1:{self.admin_port}/metrics", trust_env=False, timeout=LIMIT_S).text
+        text = httpx.get(f"{self.admin_url}/metrics", trust_env=False, timeout=LIMIT_S).text
         return sum(
             sample.value
             for family in text_string_to_metric_families(text)
@@ -121,8 +122,9 @@ class Fleet:
     workers: list[Worker] = field(default_factory=list)
 
     def worker(self, name: str) -> Worker:
-        """The last one started under this name."""
-        return next(worker for worker in reversed(self.workers) if worker.name == name)
+        """The last one started under this name that has not ended, else the last one."""
+        named = [worker for worker in reversed(self.workers) if worker.name == name]
+        return next((worker for worker in named if worker.process.is_running), named[0])
 
     def start(
         self,
@@ -136,21 +138,22 @@ class Fleet:
     ) -> Worker:
         """A worker that is still loading, see `wait_ready`; `host`: one of `tests.workers.hosts`; `bus_url`:
         where it finds the bus, if not at the server itself."""
-        port = reserve_port()
+        admin = AdminSettings(host=ADDRESSES.get(host, "127.0.0.1"), port=reserve_port())
         life = WorkerSettings(
             mesh=MeshSettings(
                 ns=self.ns, beat_s=BEAT_S, lost_after_s=LOST_AFTER_S, drain_limit_s=drain_limit_s
             ),
             bus=BusSettings(url=bus_url or self.nats.url),
             directory=DirectorySettings(endpoints=[self.etcd.url], lease_ttl_s=2),
-            admin=AdminSettings(port=port),
+            admin=admin,
             name=name,
             role=role,
             model=str(model),
             **settings,
         )
         log = self.folder / f"{name}-{new_id()}.log"
-        worker = Worker(name, ForkedProcess(name, _run_worker, life, str(log), host), port, log)
+        process = ForkedProcess(name, _run_worker, life, str(log), host)
+        worker = Worker(name, process, f"http://{admin.host}:{admin.port}", log)
         self.workers.append(worker)
         return worker
 
@@ -159,8 +162,9 @@ class Fleet:
         wanted = set(names)
 
         async def are_there() -> bool:
-            ended = [name for name in names if not self.worker(name).process.is_running]
-            assert not ended, self.worker(ended[0]).log
+            last = {worker.name: worker for worker in self.workers if worker.name in wanted}
+            ended = [worker for worker in last.values() if not worker.process.is_running]
+            assert not ended, ended[0].log
             entries = await directory.list(keys.workers(self.ns))
             return wanted <= {keys.last_part(entry.key) for entry in entries}
 
@@ -309,7 +313,7 @@ class Client:
         return (await self.ask(stream.worker, asked, Resent)).frame
 
     async def tell(self, worker: str, request: ControlRequest) -> None:
-        await self.ask(worker, request, Done)
+        await self._ask_again(worker, request, Done)
 
     async def ask(self, worker: str, request: ControlRequest, kind: type[Reply]) -> Reply:
         reply = await self.control(worker, request)
@@ -321,7 +325,17 @@ class Client:
         return CONTROL_REPLIES.decode(await self.bus.request(subject, encode(request), LIMIT_S))
 
     async def holdings(self, worker: str) -> Holdings:
-        return await self.ask(worker, AskHoldings(), Holdings)
+        return await self._ask_again(worker, AskHoldings(), Holdings)
+
+    async def _ask_again(self, worker: str, request: ControlRequest, kind: type[Reply]) -> Reply:
+        """What may be said twice. Who was stopped connects anew: what was on its way is lost then."""
+        for _ in range(NUM_TRIES - 1):
+            try:
+                async with asyncio.timeout(LIMIT_S / NUM_TRIES):
+                    return await self.ask(worker, request, kind)
+            except (TimeoutError, Disconnected):
+                await self.bus.wait_connected(LIMIT_S)
+        return await self.ask(worker, request, kind)
 
     async def wait_rest(self, *workers: str, limit_s: float = LIMIT_S) -> None:
         """Until every block of the workers is free, and none lent: with no new traffic."""

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 LEFT, RIGHT = "kvmesh-left", "kvmesh-right"
+ADDRESSES = {LEFT: "10.213.7.2", RIGHT: "10.213.7.6"}
+"""Of each host, for us."""
 KV_LINK = "kv"
 OUR_ADDRESS = "10.213.7.1"
 _OUR_LINK = "kvmesh"
@@ -62,6 +64,12 @@ class Hosts:
 
     def unthrottle(self) -> None:
         _run(f"tc -n {LEFT} qdisc del dev {KV_LINK} root")
+
+    def restore(self) -> None:
+        """As it was, whatever was done to it."""
+        self.mend()
+        with suppress(subprocess.CalledProcessError):
+            self.unthrottle()
 
 
 @contextmanager

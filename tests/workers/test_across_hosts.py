@@ -16,7 +16,7 @@ import pytest
 from proto.names import new_id
 from proto.roles import Role
 from services.servers import Server, plan_etcd, plan_nats
-from tests.workers.harness import Client, Fleet, Stream, open_client, random_prompt, until
+from tests.workers.harness import Client, Fleet, Stream, Worker, open_client, random_prompt, until
 from tests.workers.hosts import KV_LINK, LEFT, OUR_ADDRESS, RIGHT, Hosts, NoRights, open_hosts
 from workers.transfer.transfer_settings import TransferSettings
 
@@ -24,6 +24,10 @@ PROMPT_TOKENS = 1500
 SLOW_KBIT = 4_000  # a prompt's KV takes about three seconds
 LANDING_WAIT_S = 1.5
 RESUME_S = 15.0
+STALL_S = 2.0
+NEAR_STALL_S = 12.0
+"""Until what is stuck has been told of, with air; a landing that nobody gives up is awaited for longer."""
+PATIENT_S = 60.0
 SETTINGS: dict[str, Any] = {
     "num_blocks": 600,
     "step_tokens": 128,
@@ -32,8 +36,9 @@ SETTINGS: dict[str, Any] = {
     "prefill_choice": "threshold",
     "grant_wait_s": 1.0,
     "landing_wait_s": LANDING_WAIT_S,
-    "transfer": TransferSettings(interfaces=[KV_LINK], transports=["tcp"]),
+    "transfer": TransferSettings(interfaces=[KV_LINK], transports=["tcp"], stall_s=STALL_S),
 }
+PATIENT: dict[str, Any] = {**SETTINGS, "landing_wait_s": PATIENT_S}
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ class Across:
 
 @pytest.fixture(scope="module")
 def across(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Across]:
-    """`prefill` on the left host, `decode` on the right one, `local` beside it, which sends nothing away."""
+    """`prefill` on the left host; on the right one `decode`, `patient`, which waits long for a landing, and
+    `local`, which sends nothing away."""
     folder = tmp_path_factory.mktemp("across")
     try:
         opened = open_hosts()
@@ -61,7 +67,8 @@ def across(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Acr
         fleet.start("decode", Role.DECODE, tiny, host=RIGHT, **SETTINGS)
         fleet.start("prefill", Role.PREFILL, tiny, host=LEFT, **SETTINGS)
         fleet.start("local", Role.DECODE, tiny, host=RIGHT, **{**SETTINGS, "remote_min_tokens": 10**9})
-        asyncio.run(fleet.wait_ready("decode", "prefill", "local"))
+        fleet.start("patient", Role.DECODE, tiny, host=RIGHT, **PATIENT)
+        asyncio.run(fleet.wait_ready("decode", "prefill", "local", "patient"))
         yield Across(hosts, fleet)
     finally:
         fleet.close()
@@ -76,7 +83,10 @@ def run_client(across: Across, body: Callable[[Client], Awaitable[None]]) -> Non
             await client.wait_report("prefill", lambda report: report.num_jobs == 0)
             await body(client)
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        across.hosts.restore()
 
 
 async def assert_right(client: Client, stream: Stream, seed: int, num_tokens: int = PROMPT_TOKENS) -> None:
@@ -95,11 +105,11 @@ async def wait_resumed(client: Client, seed: int, decode: str = "decode") -> Non
     await until("prefills go to the other host", is_remote, RESUME_S)
 
 
-async def begin_granted(client: Client, seed: int) -> Stream:
-    stream = await client.begin("decode", random_prompt(PROMPT_TOKENS, seed))
+async def begin_granted(client: Client, seed: int, decode: str = "decode") -> Stream:
+    stream = await client.begin(decode, random_prompt(PROMPT_TOKENS, seed))
 
     async def is_granted() -> bool:
-        return bool((await client.holdings("decode")).granted)
+        return bool((await client.holdings(decode)).granted)
 
     await until("a grant is open", is_granted)
     return stream
@@ -146,6 +156,65 @@ def test_a_link_that_is_cut_in_a_push_costs_a_local_prefill_and_comes_back(acros
         await client.wait_rest("decode", "prefill")
         await wait_resumed(client, 2000)
         await client.wait_rest("decode", "prefill")
+
+    run_client(across, body)
+
+
+async def wait_said(worker: Worker, text: str) -> None:
+    async def is_said() -> bool:
+        return text in worker.log
+
+    await until(f"{worker.name} says {text!r}", is_said, NEAR_STALL_S)
+
+
+async def wait_health(worker: Worker, *, is_well: bool) -> None:
+    async def is_so() -> bool:
+        ailments = await asyncio.to_thread(lambda: worker.ailments)
+        return ("transfers" not in ailments) == is_well
+
+    await until("health has changed", is_so)
+
+
+def test_a_write_that_is_stuck_is_given_up_to_its_owner_whose_answer_is_whole(across: Across) -> None:
+    prefill = across.fleet.worker("prefill")
+
+    async def body(client: Client) -> None:
+        across.hosts.throttle(SLOW_KBIT // 8)
+        victim = await begin_granted(client, 40, "patient")
+        across.hosts.cut()
+        end = await client.finish(victim, NEAR_STALL_S)
+        assert (end.prefill, end.finish) == ("local", "length")
+        assert "a write is stuck" in across.fleet.worker("patient").log
+        await wait_health(prefill, is_well=False)
+        across.hosts.unthrottle()
+        across.hosts.mend()
+        await assert_right(client, victim, 40)
+        await wait_health(prefill, is_well=True)
+        await client.wait_rest("patient", "prefill")
+        await wait_resumed(client, 5000, "patient")
+
+    run_client(across, body)
+
+
+def test_a_read_that_is_stuck_makes_the_holder_compute_instead(across: Across) -> None:
+    """It is of the prompt's beginning, which the owner has; the link is back before the rest is pushed."""
+    prefill = across.fleet.worker("prefill")
+
+    async def body(client: Client) -> None:
+        prompt = random_prompt(PROMPT_TOKENS, 50)
+        for end in range(16, 129, 16):  # too little each for it to be prefilled elsewhere
+            await client.generate("patient", prompt[:end], max_tokens=1)
+        computed = await asyncio.to_thread(prefill.metric, "kvmesh_computed_tokens")
+        across.hosts.cut()
+        stream = await client.begin("patient", prompt)
+        await wait_said(prefill, "a pull failed; computing instead")
+        across.hosts.mend()
+        assert (await client.finish(stream, PATIENT_S)).finish == "length"
+        await assert_right(client, stream, 50)
+        computed = await asyncio.to_thread(prefill.metric, "kvmesh_computed_tokens") - computed
+        assert computed > PROMPT_TOKENS - 128, "what the owner has was not computed"
+        await wait_health(prefill, is_well=True)
+        await client.wait_rest("patient", "prefill")
 
     run_client(across, body)
 

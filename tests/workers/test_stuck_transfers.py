@@ -10,9 +10,11 @@ import pytest
 from proto.names import new_id
 from proto.roles import Role
 from services.servers import Server
-from tests.workers.harness import Client, Fleet, Worker, open_client, random_prompt, until
+from tests.workers.harness import Client, Fleet, Stream, Worker, open_client, random_prompt, until
+from tests.workers.test_deaths import expected_tokens
 from workers.transfer.transfer_settings import TransferSettings
 
+PROMPT = random_prompt(2000, 80)
 PUSHED = "kvmesh_kv_bytes_pushed_total"
 END_S = 20.0
 """A drain, what is given back, and the wait for what moves; with air."""
@@ -46,11 +48,11 @@ def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def stop_in_mid_write(fleet: Fleet, client: Client) -> None:
-    """The decode worker, while it is written to; until the prefill worker's health fails."""
+async def stop_in_mid_write(fleet: Fleet, client: Client) -> Stream:
+    """The decode worker, while it is written to, until health fails there; the answer that is awaited."""
     decode, prefill = fleet.worker("decode"), fleet.worker("prefill")
     before = await asyncio.to_thread(prefill.metric, PUSHED)
-    await client.begin("decode", random_prompt(2000, 80))
+    stream = await client.begin("decode", PROMPT)
 
     async def is_written() -> bool:
         return await asyncio.to_thread(prefill.metric, PUSHED) > before
@@ -59,6 +61,13 @@ async def stop_in_mid_write(fleet: Fleet, client: Client) -> None:
     assert await ailments_of(prefill) == {}
     decode.process.suspend()
     await wait_ailing(prefill, is_ailing=True)
+    return stream
+
+
+async def assert_whole(client: Client, stream: Stream, computing: Fleet) -> None:
+    """It ends once the worker goes on, with every token and a reason."""
+    assert (await client.finish(stream)).finish == "length"
+    assert [stream.tokens] == await expected_tokens(computing, [PROMPT])
 
 
 async def ailments_of(worker: Worker) -> dict[str, str]:
@@ -69,13 +78,16 @@ async def wait_ailing(worker: Worker, *, is_ailing: bool) -> None:
     async def has_changed() -> bool:
         return ("transfers" in await ailments_of(worker)) == is_ailing
 
-    await until("health has changed", has_changed, limit_s=8)
+    await until("health has changed", has_changed, limit_s=20)
 
 
-def test_health_fails_while_a_write_is_stuck_and_all_is_well_once_it_has_ended(over_tcp: Fleet) -> None:
+def test_health_fails_while_a_write_is_stuck_and_all_is_well_once_it_has_ended(
+    over_tcp: Fleet, computing: Fleet
+) -> None:
     async def body(client: Client) -> None:
-        await stop_in_mid_write(over_tcp, client)
+        stream = await stop_in_mid_write(over_tcp, client)
         over_tcp.worker("decode").process.resume()
+        await assert_whole(client, stream, computing)
         await wait_ailing(over_tcp.worker("prefill"), is_ailing=False)
         await client.wait_rest("decode", "prefill")
         await client.wait_report("prefill", lambda report: report.num_jobs == 0)
@@ -84,13 +96,14 @@ def test_health_fails_while_a_write_is_stuck_and_all_is_well_once_it_has_ended(o
     run_client(over_tcp, body)
 
 
-def test_a_stuck_write_does_not_keep_a_worker_from_ending(over_tcp: Fleet) -> None:
+def test_a_stuck_write_does_not_keep_a_worker_from_ending(over_tcp: Fleet, computing: Fleet) -> None:
     async def body(client: Client) -> None:
-        await stop_in_mid_write(over_tcp, client)
+        stream = await stop_in_mid_write(over_tcp, client)
         prefill = over_tcp.worker("prefill").process
         prefill.terminate()
         await asyncio.to_thread(prefill.wait, END_S)
         over_tcp.worker("decode").process.resume()
+        await assert_whole(client, stream, computing)
         await client.wait_rest("decode")
 
     run_client(over_tcp, body)

@@ -34,7 +34,7 @@ from workers.transfer.transfers import OnDone, OnLanding, OnMoved, Transfer
 POLL_S = 0.0005
 IDLE_LOOK_S = 0.05
 LINGER_S = 0.1
-CLOSE_S = 5.0
+CLOSE_S = 2.0
 
 log = logging.getLogger(__name__)
 
