@@ -6,7 +6,7 @@ look-up. A gauge that mirrors state is read when it is scraped (`observe`), so i
 Units: seconds, bytes, tokens, blocks and requests, as the end of the name says; `_total` counts for ever.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
@@ -148,6 +148,12 @@ class WorkerMetrics:
         self._prefill_choices = metrics.counter(
             "prefill_choices_total", "where prompts were to be prefilled, and why", ("where", "reason")
         )
+        self._prefill_terms = metrics.histogram(
+            "prefill_predicted_seconds",
+            "what a prefill's place was chosen by, here and with the best prefill worker",
+            TTFT_BUCKETS_S,
+            ("term",),
+        )
         self.hand_over_stop_s = metrics.histogram(
             "hand_over_stop_seconds", "from a source's stop to its sequence's turn here", TTFT_BUCKETS_S
         )
@@ -172,6 +178,11 @@ class WorkerMetrics:
     def prefill_chosen(self, where: Literal["local", "remote"], reason: str) -> None:
         """`reason` is one of the choice's: a small, fixed set."""
         self._prefill_choices.labels(where, reason).inc()
+
+    def prefill_predicted(self, terms_s: Mapping[str, float]) -> None:
+        """By the names of the choice's terms: a small, fixed set."""
+        for term, predicted_s in terms_s.items():
+            self._prefill_terms.labels(term).observe(predicted_s)
 
     def handed_over(self, outcome: Literal["pulled", "recomputed", "stayed"]) -> None:
         self._hand_overs.labels(outcome).inc()

@@ -167,12 +167,12 @@ class DecodeDesk:
         others = self._view.others(prefixes) if self._group is not None else []
         has_room = self._remote.has_room(prompt.uncached_tokens)
         choice = choose_place(prompt, here, others, has_room, self._rules.prefill)
+        terms_s = asdict(choice.terms) if choice.terms is not None else {}
         self._metrics.prefill_chosen("remote" if choice.is_remote else "local", choice.reason)
-        if self._tracing.is_on:
-            terms = asdict(choice.terms) if choice.terms is not None else {}
-            self._tracing.record(
-                "prefill choice", began_s, trace, reason=choice.reason, worker=choice.worker, **terms
-            )
+        self._metrics.prefill_predicted(terms_s)
+        self._tracing.record(
+            "prefill choice", began_s, trace, reason=choice.reason, worker=choice.worker, **terms_s
+        )
         return choice
 
     def _send_prefill_away(self, served: Served, tokens: list[int], cached: int, best: str) -> None:

@@ -1,6 +1,7 @@
 """Where the prompts of simulated workers are prefilled, among real routers and real queues."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ from services.servers import Server, reserve_port
 from tests.services.waiting import wait_for
 from tests.workers.harness import random_prompt, until
 from tests.workers.simulated.scene import FAST, MODEL, open_scene, settings_of
+from workers.roles.prefill_choice import Terms
 from workers.simulated.settings import SimulateSettings
 
 BLOCK = 16
@@ -98,6 +100,10 @@ def test_a_long_prompt_stays_with_an_idle_worker_and_leaves_one_that_others_stre
                 ("short", "local"): 2,
                 ("warm", "local"): 1,
             }
+            counts = await read_samples(settings.admin.port, "kvmesh_prefill_predicted_seconds_count")
+            assert counts == {(term.name,): 2 for term in dataclasses.fields(Terms)}, "of the two predicted"
+            total_s = await read_samples(settings.admin.port, "kvmesh_prefill_predicted_seconds_sum")
+            assert 0 < total_s["harm_s",] < total_s["compute_here_s",], "one of the two harmed one stream"
 
     asyncio.run(body())
 
