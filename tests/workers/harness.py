@@ -66,9 +66,14 @@ NUM_TRIES = 4
 Reply = TypeVar("Reply")
 
 
-def _run_worker(settings: WorkerSettings, log: str, host: str) -> None:
+def _as_it_is() -> None:
+    """Nothing is done to the worker."""
+
+
+def _run_worker(settings: WorkerSettings, log: str, host: str, spoil: Callable[[], None]) -> None:
     from workers.process import run_worker
 
+    spoil()
     if host:
         enter_host(host)
 
@@ -134,10 +139,11 @@ class Fleet:
         host: str = "",
         drain_limit_s: float = DRAIN_LIMIT_S,
         bus_url: str = "",
+        spoil: Callable[[], None] = _as_it_is,
         **settings: Any,
     ) -> Worker:
         """A worker that is still loading, see `wait_ready`; `host`: one of `tests.workers.hosts`; `bus_url`:
-        where it finds the bus, if not at the server itself."""
+        where it finds the bus, if not at the server itself; `spoil` is called in its process, first."""
         admin = AdminSettings(host=ADDRESSES.get(host, "127.0.0.1"), port=reserve_port())
         life = WorkerSettings(
             mesh=MeshSettings(
@@ -152,7 +158,7 @@ class Fleet:
             **settings,
         )
         log = self.folder / f"{name}-{new_id()}.log"
-        process = ForkedProcess(name, _run_worker, life, str(log), host)
+        process = ForkedProcess(name, _run_worker, life, str(log), host, spoil)
         worker = Worker(name, process, f"http://{admin.host}:{admin.port}", log)
         self.workers.append(worker)
         return worker

@@ -1,4 +1,4 @@
-"""Asks, grants, releases, pins, cancels and their answers are lost and doubled at random: nothing leaks."""
+"""What workers ask, answer and tell of landings is lost and doubled at random: nothing leaks."""
 
 import asyncio
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 from proto.names import new_id
 from proto.roles import Role
 from services.servers import Server
+from tests.workers import faulty_notices
 from tests.workers.faulty_link import FaultyLink, open_faulty_link
 from tests.workers.harness import Client, Fleet, Stream, open_client, random_prompt
 from tests.workers.test_deaths import expected_tokens
@@ -57,12 +58,16 @@ async def lose_messages(fleet: Fleet, link: FaultyLink, computing: Fleet, num_re
         link.begin(SHARE)
         found = await serve_crowd(client, num_requests)
         link.begin(0.0)
-        await client.wait_rest("decode", "prefill", limit_s=40)
-        await client.wait_report("prefill", lambda report: report.num_jobs == 0)
-    expected = await expected_tokens(computing, [prompt for prompt, _ in found])
-    assert [stream.tokens for _, stream in found] == expected
+        await check(client, computing, found)
     assert link.num_lost > 0
     assert link.num_doubled > 0
+
+
+async def check(client: Client, computing: Fleet, found: list[tuple[list[int], Stream]]) -> None:
+    await client.wait_rest("decode", "prefill", limit_s=40)
+    await client.wait_report("prefill", lambda report: report.num_jobs == 0)
+    expected = await expected_tokens(computing, [prompt for prompt, _ in found])
+    assert [stream.tokens for _, stream in found] == expected
     assert any(stream.final.prefill == "remote" for _, stream in found)
 
 
@@ -80,6 +85,30 @@ def test_messages_that_are_lost_or_doubled_leak_nothing_and_change_no_token(
             fleet.start("prefill", Role.PREFILL, tiny, bus_url=link.url, **COMMON)
             await fleet.wait_ready("decode", "prefill")
             await lose_messages(fleet, link, computing, num_requests)
+
+    try:
+        asyncio.run(run())
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize(
+    "num_requests", [8, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_landing_notices_that_are_lost_or_come_again_late_leak_nothing_and_change_no_token(
+    nats_server: Server, etcd_server: Server, tiny: Path, tmp_path: Path, computing: Fleet, num_requests: int
+) -> None:
+    fleet = Fleet(nats_server, etcd_server, f"test-{new_id()}", tmp_path)
+
+    async def run() -> None:
+        fleet.start("decode", Role.DECODE, tiny, **DECODING)
+        fleet.start("prefill", Role.PREFILL, tiny, spoil=faulty_notices.lose_notices, **COMMON)
+        await fleet.wait_ready("decode", "prefill")
+        async with open_client(fleet, "tiny") as client:
+            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
+            await check(client, computing, await serve_crowd(client, num_requests))
+        assert faulty_notices.LOST in fleet.worker("prefill").log
+        assert faulty_notices.LATE_AGAIN in fleet.worker("prefill").log
 
     try:
         asyncio.run(run())
