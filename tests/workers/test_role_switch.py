@@ -1,56 +1,97 @@
 """A worker takes another role while it lives: its work moves or ends, its cache stays, one role stands."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from proto.hand_over import Drain, Undrain
 from proto.names import new_id
-from proto.roles import Role, RoleProgress, SwitchRole, WorkerState
+from proto.requests import KvSource, Refused
+from proto.roles import AskRole, DrainMode, Role, RoleProgress, SwitchRole, TakeBackRole, WorkerState
 from services.servers import Server
-from tests.workers.harness import Client, Fleet, open_client, random_prompt
+from tests.workers.harness import Client, Fleet, Stream, Worker, open_client, random_prompt, until
 from workers.engine.simulated_model import SimulatedModel
 
 PATIENT_S = 30.0
-MODEL = SimulatedModel(step_s=0.005, prefill_token_s=0.0005, first_token=10, num_tokens=400)
+LONG = 2000
+"""Tokens of a stream that does not end by itself while a test looks."""
+MODEL = SimulatedModel(step_s=0.01, prefill_token_s=0.001, first_token=10, num_tokens=400)
 
 
 @pytest.fixture(scope="module")
-def fleet(
+def pair(
     nats_server: Server, etcd_server: Server, tiny: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleet]:
-    """Two simulated decode workers; who changes its role is back at the end of each test."""
-    fleet = Fleet(nats_server, etcd_server, f"test-{new_id()}", tmp_path_factory.mktemp("roles"))
+    """`left` and `right`, simulated; each test begins with two decode workers."""
+    yield from open_pair(Fleet(nats_server, etcd_server, f"test-{new_id()}", folder(tmp_path_factory)), tiny)
+
+
+@pytest.fixture
+def mortal_pair(
+    nats_server: Server,
+    make_etcd: Callable[[], Server],
+    tiny: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Fleet]:
+    """As `pair`, with an etcd of its own."""
+    yield from open_pair(Fleet(nats_server, make_etcd(), f"test-{new_id()}", folder(tmp_path_factory)), tiny)
+
+
+@pytest.fixture(scope="module")
+def torch_pair(
+    nats_server: Server, etcd_server: Server, tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    """As `pair`, of workers that compute."""
+    fleet = Fleet(nats_server, etcd_server, f"test-{new_id()}", folder(tmp_path_factory))
+    yield from open_pair(fleet, tiny, engine="torch")
+
+
+def folder(factory: pytest.TempPathFactory) -> Path:
+    return factory.mktemp("roles")
+
+
+def open_pair(fleet: Fleet, model: Path, **settings: Any) -> Iterator[Fleet]:
     try:
         for name in ("left", "right"):
-            start(fleet, tiny, name)
+            start(fleet, model, name, **settings)
         asyncio.run(fleet.wait_ready("left", "right"))
         yield fleet
     finally:
         fleet.close()
 
 
-def start(fleet: Fleet, model: Path, name: str, role: Role = Role.DECODE, **settings: Any) -> None:
+def start(fleet: Fleet, model: Path, name: str, role: Role = Role.DECODE, **settings: Any) -> Worker:
     common: dict[str, Any] = {
         "engine": "simulated",
         "simulated": MODEL,
-        "num_blocks": 256,
+        "num_blocks": 300,
         "step_tokens": 128,
         "remote_min_tokens": 24,
         "prefill_choice": "threshold",
+        "grant_wait_s": 10.0,
     }
-    fleet.start(name, role, model, **(common | settings))
+    return fleet.start(name, role, model, **(common | settings))
 
 
 def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
     async def run() -> None:
         async with open_client(fleet, "tiny") as client:
             await client.wait(lambda: {"left", "right"} <= client.reports.keys())
+            for worker in ("left", "right"):
+                if (await ask_role(client, worker)).role is Role.PREFILL:
+                    await become(client, worker, Role.DECODE)
             await body(client)
 
     asyncio.run(run())
+
+
+async def ask_role(client: Client, worker: str) -> RoleProgress:
+    return await client.ask(worker, AskRole(), RoleProgress)
 
 
 async def order(client: Client, worker: str, role: Role, **fields: Any) -> RoleProgress:
@@ -59,7 +100,8 @@ async def order(client: Client, worker: str, role: Role, **fields: Any) -> RoleP
 
 async def become(client: Client, worker: str, role: Role, **fields: Any) -> int:
     """Order it, and wait for it; the epoch that began."""
-    epoch = (await order(client, worker, role, **fields)).epoch + 1
+    epoch = (await ask_role(client, worker)).epoch + 1
+    await order(client, worker, role, **fields)
     await wait_role(client, worker, role, epoch)
     return epoch
 
@@ -72,16 +114,293 @@ async def wait_role(client: Client, worker: str, role: Role, epoch: int) -> None
     await client.wait(has_role, PATIENT_S)
 
 
-def test_an_idle_worker_goes_there_and_back_and_serves_in_each_role(fleet: Fleet) -> None:
+async def wait_kept(client: Client, worker: str, reason: str) -> RoleProgress:
+    """Until a switch has ended with the old role."""
+
+    async def is_kept() -> bool:
+        progress = await ask_role(client, worker)
+        return progress.wanted is None and progress.state is WorkerState.READY
+
+    await until(f"{worker} keeps its role", is_kept, PATIENT_S)
+    kept = await ask_role(client, worker)
+    assert re.search(reason, kept.reason), kept
+    return kept
+
+
+async def begin(client: Client, worker: str, prompt: list[int], **fields: Any) -> Stream:
+    """As the client's, with the stamp of the worker's present epoch."""
+    epoch = (await ask_role(client, worker)).epoch
+    return await client.begin(worker, prompt, epoch=epoch, **fields)
+
+
+async def generate(client: Client, worker: str, prompt: list[int], **fields: Any) -> Stream:
+    stream = await begin(client, worker, prompt, **fields)
+    await client.finish(stream, PATIENT_S)
+    return stream
+
+
+async def begin_long(client: Client, worker: str, seed: int) -> Stream:
+    """A short prompt's stream that runs."""
+    stream = await begin(client, worker, random_prompt(8, seed), max_tokens=LONG)
+    await client.wait(lambda: len(stream.tokens) >= 5, PATIENT_S)
+    return stream
+
+
+async def refusal(client: Client, worker: str, request: SwitchRole | TakeBackRole | Drain) -> str:
+    reply = await client.control(worker, request)
+    assert isinstance(reply, Refused), reply
+    return " ".join(str(value) for value in reply.fault.values.values())
+
+
+def test_an_idle_worker_goes_there_and_back_and_serves_in_each_role(pair: Fleet) -> None:
     async def body(client: Client) -> None:
-        prompt = random_prompt(200, 1)
-        await client.generate("left", prompt)
-        assert await become(client, "left", Role.PREFILL) == 2
-        remote = await client.generate("right", prompt)
+        prompt, left = random_prompt(200, 1), pair.worker("left")
+        await generate(client, "left", prompt)
+        before, served = client.reports["left"], left.metric("kvmesh_served_total")
+        epoch = await become(client, "left", Role.PREFILL)
+        remote = await generate(client, "right", prompt)
         assert (remote.final.prefill, remote.final.prefill_worker) == ("remote", "left")
-        assert await become(client, "left", Role.DECODE) == 3
-        again = await client.generate("left", prompt, epoch=3)
+        await client.wait_report("left", lambda report: report.num_served == 1)
+        assert await become(client, "left", Role.DECODE) == epoch + 1
+        again = await generate(client, "left", prompt)
         assert again.final.cached_tokens == 192
+        await client.wait_rest("left", "right")
+        await client.wait_report("left", lambda report: report.num_served == 1)
+        assert left.metric("kvmesh_served_total") == served + 2
+        assert left.metric("kvmesh_role_epoch") == epoch + 1
+        after = client.reports["left"]
+        assert (after.max_sequences, after.total_blocks) == (before.max_sequences, before.total_blocks)
+
+    run_client(pair, body)
+
+
+def test_work_with_the_stamp_of_an_old_epoch_is_refused(pair: Fleet) -> None:
+    async def body(client: Client) -> None:
+        epoch = await become(client, "left", Role.PREFILL)
+        refused, _ = await client.offer("left", random_prompt(8, 2), epoch=epoch)
+        assert isinstance(refused, Refused)
+        assert refused.fault.values["reason"] == "its role is prefill"
+        await become(client, "left", Role.DECODE)
+        refused, _ = await client.offer("left", random_prompt(8, 2), epoch=epoch - 1)
+        assert isinstance(refused, Refused)
+        assert refused.fault.values["reason"] == f"its epoch is {epoch + 1}, not {epoch - 1}"
+
+    run_client(pair, body)
+
+
+@pytest.mark.parametrize("engine", ["simulated", "torch"])
+def test_what_runs_moves_with_its_tokens_before_the_new_role_begins(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
+    fleet: Fleet = request.getfixturevalue("pair" if engine == "simulated" else "torch_pair")
+
+    async def body(client: Client) -> None:
+        prompt, fields = random_prompt(100, 3), {"max_tokens": 200}
+        alone = await generate(client, "right", prompt, **fields)
+        stream = await begin(client, "left", prompt, **fields)
+        await client.wait(lambda: len(stream.tokens) >= 5, PATIENT_S)
+        told = await order(client, "left", Role.PREFILL, limit_s=PATIENT_S)
+        assert (told.wanted, told.state, told.num_left) == (Role.PREFILL, WorkerState.DRAINING, 1)
+        await client.wait(lambda: "left" in client.wishes, PATIENT_S)
+        source = KvSource("left", client.reports["left"].incarnation, 0)
+        moved = await begin(
+            client,
+            "right",
+            prompt,
+            request=stream.request,
+            attempt=1,
+            generated=list(stream.tokens),
+            source=source,
+            **fields,
+        )
+        await client.wait(lambda: moved.offset + len(moved.tokens) >= len(stream.tokens), PATIENT_S)
+        assert (await ask_role(client, "left")).epoch == told.epoch
+        await client.cancel(stream)
+        await wait_role(client, "left", Role.PREFILL, told.epoch + 1)
+        await client.finish(moved, PATIENT_S)
+        assert stream.tokens[: moved.offset] + moved.tokens == alone.tokens
+        assert fleet.worker("right").metric("kvmesh_kv_bytes_pulled_total") > 0
         await client.wait_rest("left", "right")
 
     run_client(fleet, body)
+
+
+def test_what_shall_finish_and_does_not_in_time_leaves_the_old_role(pair: Fleet) -> None:
+    async def body(client: Client) -> None:
+        stream = await begin_long(client, "left", 4)
+        epoch = (await ask_role(client, "left")).epoch
+        await order(client, "left", Role.PREFILL, mode=DrainMode.FINISH, limit_s=0.2)
+        kept = await wait_kept(client, "left", "the work of the old role did not end within 0.2 s")
+        assert (kept.role, kept.epoch) == (Role.DECODE, epoch)
+        await generate(client, "left", random_prompt(8, 5))
+        assert stream.end is None
+        await client.cancel(stream)
+        await become(client, "left", Role.PREFILL)
+
+    run_client(pair, body)
+
+
+def test_what_nobody_takes_in_time_goes_on_elsewhere_from_its_tokens(pair: Fleet) -> None:
+    async def body(client: Client) -> None:
+        stream = await begin_long(client, "left", 6)
+        await become(client, "left", Role.PREFILL, limit_s=0.2)
+        await client.wait(lambda: stream.end is not None, PATIENT_S)
+        assert stream.final.fault is not None
+        assert stream.final.fault.code == "go_elsewhere"
+
+    run_client(pair, body)
+
+
+def test_an_order_is_taken_back_half_way_and_the_old_role_goes_on(pair: Fleet) -> None:
+    async def body(client: Client) -> None:
+        assert "is not on its way" in await refusal(client, "left", TakeBackRole())
+        stream = await begin_long(client, "left", 7)
+        told = await order(client, "left", Role.PREFILL, mode=DrainMode.FINISH, limit_s=PATIENT_S)
+        assert "is on its way to prefill already" in await refusal(client, "left", SwitchRole(Role.PREFILL))
+        await client.ask("left", TakeBackRole(), RoleProgress)
+        kept = await wait_kept(client, "left", "it was taken back")
+        assert (kept.role, kept.epoch) == (Role.DECODE, told.epoch)
+        await generate(client, "left", random_prompt(8, 8))
+        assert stream.end is None
+        await client.cancel(stream)
+
+    run_client(pair, body)
+
+
+def test_the_last_decode_worker_keeps_its_role_and_is_not_drained_unless_forced(pair: Fleet) -> None:
+    async def body(client: Client) -> None:
+        await become(client, "left", Role.PREFILL)
+        for request in (SwitchRole(Role.PREFILL), Drain(DrainMode.MOVE, 1.0)):
+            said = await refusal(client, "right", request)
+            assert "right is the last ready decode worker of 'tiny'" in said
+        await generate(client, "right", random_prompt(8, 9))
+        await client.tell("right", Drain(DrainMode.MOVE, 1.0, is_forced=True))
+        assert (await ask_role(client, "right")).state is WorkerState.DRAINING
+        await client.tell("right", Undrain())
+
+    run_client(pair, body)
+
+
+def test_a_worker_that_drains_takes_no_order_and_one_on_its_way_is_not_drained(pair: Fleet) -> None:
+    async def body(client: Client) -> None:
+        await client.tell("left", Drain(DrainMode.MOVE, 1.0))
+        assert "left is draining" in await refusal(client, "left", SwitchRole(Role.PREFILL))
+        await client.tell("left", Undrain())
+        stream = await begin_long(client, "left", 10)
+        told = await order(client, "left", Role.PREFILL, mode=DrainMode.FINISH, limit_s=PATIENT_S)
+        assert "it is changing its role" in await refusal(client, "left", Drain(DrainMode.MOVE, 1.0))
+        await client.cancel(stream)
+        await wait_role(client, "left", Role.PREFILL, told.epoch + 1)
+
+    run_client(pair, body)
+
+
+@pytest.mark.parametrize(("mode", "place"), [(DrainMode.FINISH, "remote"), (DrainMode.MOVE, "local")])
+def test_a_job_in_hand_finishes_or_goes_back_to_its_owner(pair: Fleet, mode: DrainMode, place: str) -> None:
+    """It takes two seconds, longer than a job may take where work is moved."""
+
+    async def body(client: Client) -> None:
+        await become(client, "left", Role.PREFILL)
+        stream = await begin(client, "right", random_prompt(1900, 11 + len(place)))
+        await client.wait_report("left", lambda report: report.job_tokens > 1000)
+        await become(client, "left", Role.DECODE, mode=mode)
+        await client.finish(stream, PATIENT_S)
+        assert stream.final.prefill == place
+        await client.wait_rest("left", "right")
+
+    run_client(pair, body)
+
+
+def test_quarantine_holds_up_no_switch_and_what_lands_after_it_is_taken_by_its_id(
+    pair: Fleet, tiny: Path
+) -> None:
+    async def body(client: Client) -> None:
+        helper = await asyncio.to_thread(start, pair, tiny, "helper", Role.PREFILL)
+        await pair.wait_ready("helper")
+        await client.wait(lambda: "helper" in client.reports, PATIENT_S)
+        stream = await begin(client, "left", random_prompt(1500, 13))
+
+        async def is_granted() -> bool:
+            return bool((await client.holdings("left")).granted)
+
+        await until("the job is granted", is_granted)
+        helper.process.suspend()
+        try:
+            told = await order(client, "left", Role.PREFILL, limit_s=PATIENT_S)
+            await client.cancel(stream)
+            await wait_role(client, "left", Role.PREFILL, told.epoch + 1)
+            assert (await client.holdings("left")).quarantined
+        finally:
+            helper.process.resume()
+        await client.wait_rest("left", "right", limit_s=PATIENT_S)
+        helper.process.terminate()
+        await asyncio.to_thread(helper.process.wait, 20)
+
+    run_client(pair, body)
+
+
+def test_a_worker_that_dies_on_its_way_comes_back_in_one_role_and_no_earlier_epoch(
+    pair: Fleet, tiny: Path
+) -> None:
+    async def body(client: Client) -> None:
+        await begin_long(client, "left", 14)
+        told = await order(client, "left", Role.PREFILL, mode=DrainMode.FINISH, limit_s=PATIENT_S)
+        pair.worker("left").process.kill()
+        client.reports.pop("left")
+        await asyncio.to_thread(start, pair, tiny, "left")
+        await client.wait(lambda: "left" in client.reports, PATIENT_S)
+        await wait_role(client, "left", Role.PREFILL, told.epoch + 1)
+        seeds = iter(range(100, 10_000))
+
+        async def has_served() -> bool:
+            stream = await generate(client, "right", random_prompt(200, next(seeds)))
+            return stream.final.prefill_worker == "left"
+
+        await until("it prefills", has_served, PATIENT_S)
+
+    run_client(pair, body)
+
+
+def test_without_a_directory_a_switch_ends_with_the_old_role_and_the_order_is_given_up_later(
+    mortal_pair: Fleet,
+) -> None:
+    async def body(client: Client) -> None:
+        etcd = mortal_pair.etcd
+        stream = await begin_long(client, "left", 16)
+        told = await order(client, "left", Role.PREFILL, mode=DrainMode.FINISH, limit_s=PATIENT_S)
+        await client.wait_report("left", lambda report: report.state is WorkerState.DRAINING)
+        etcd.kill()
+        await client.cancel(stream)
+        await wait_role(client, "left", Role.DECODE, told.epoch)
+        await generate(client, "left", random_prompt(8, 17))
+        etcd.restart()
+
+        async def is_ordered() -> bool:
+            reply = await client.control("left", SwitchRole(Role.PREFILL))
+            return isinstance(reply, RoleProgress)
+
+        await until("the old order is given up", is_ordered, PATIENT_S)
+        await wait_role(client, "left", Role.PREFILL, told.epoch + 1)
+
+    run_client(mortal_pair, body)
+
+
+def test_the_role_is_asked_ordered_and_taken_back_over_http(pair: Fleet) -> None:
+    async def body(client: Client) -> None:
+        url = f"{pair.worker('left').admin_url}/role"
+        async with httpx.AsyncClient(trust_env=False, timeout=PATIENT_S) as http:
+            stream = await begin_long(client, "left", 18)
+            said = (await http.get(url)).json()
+            assert (said["role"], said["state"], said["wanted"]) == ("decode", "ready", None)
+            wish = {"role": "prefill", "mode": "finish", "limit_s": PATIENT_S}
+            ordered = await http.post(url, json=wish)
+            assert (ordered.status_code, ordered.json()["wanted"]) == (202, "prefill")
+            again = await http.post(url, json=wish)
+            assert (again.status_code, again.json()["error"]["param"]) == (400, "worker")
+            assert (await http.delete(url)).status_code == 200
+            await wait_kept(client, "left", "it was taken back")
+            wrong = await http.post(url, json={"role": "both"})
+            assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "invalid_request")
+            await client.cancel(stream)
+
+    run_client(pair, body)

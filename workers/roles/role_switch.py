@@ -146,7 +146,7 @@ class RoleSwitch:
     def _stands(self, placed: PlacedOrder) -> bool:
         """Whether the directory has it yet: as it was placed, or as this worker has begun it."""
         found = self._orders.find(self._term.worker)
-        return found is not None and (found.revision == placed.revision or found.order.is_begun)
+        return found is not None and (found.revision == placed.revision or _is_begun(found, placed))
 
     def _stop(self, scope: asyncio.Timeout) -> None:
         if not scope.expired():
@@ -231,8 +231,9 @@ class RoleSwitch:
 
     def _settle(self, placed: PlacedOrder) -> None:
         found = self._orders.find(self._term.worker)
-        is_begun = found is not None and found.order.is_begun
-        self._settled = found.revision if found is not None and is_begun else placed.revision
+        self._settled = placed.revision
+        if found is not None and _is_begun(found, placed):
+            self._settled = found.revision
 
     async def _give_up(self, placed: PlacedOrder, standing: Standing) -> None:
         """Until the directory has it no more. While it is away a next life would take the order's role."""
@@ -246,6 +247,12 @@ class RoleSwitch:
             except (Disconnected, DeadlineExceeded) as error:
                 log.info("the order is not given up yet", extra={"reason": str(error)})
                 await asyncio.sleep(backoff.next_s())
+
+
+def _is_begun(found: PlacedOrder, placed: PlacedOrder) -> bool:
+    """Whether the one is the other, as this worker has begun it. Nobody is ordered twice into one epoch once
+    it is begun."""
+    return found.order.is_begun and found.order.epoch == placed.order.epoch
 
 
 def _outcome(fault: str) -> SwitchOutcome:
