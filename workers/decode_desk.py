@@ -14,7 +14,7 @@ from proto.requests import GenerateRequest, RoutedRequest
 from proto.roles import Role
 from proto.tokens import pack_tokens
 from services.metrics import WorkerMetrics
-from services.tracing import TraceContext, Tracing
+from services.tracing import Tracing
 from workers.early_cancels import EarlyCancels
 from workers.engine.engine import Engine
 from workers.engine.sequence import SequenceSpec
@@ -23,7 +23,7 @@ from workers.outbox import Outbox
 from workers.request_spec import plan_sequence
 from workers.roles.hand_over_taker import TakerTools, Taking
 from workers.roles.owned_job import JobEnd, OwnedJob
-from workers.roles.prefill_choice import Choice, Here, PrefillRules, Prompt, choose_place
+from workers.roles.prefill_choice import Choice, PrefillRules, Prompt, choose_place, here_now
 from workers.roles.prefill_view import PrefillView
 from workers.roles.remote_prefill import RemotePrefills
 from workers.roles.term import Term
@@ -146,7 +146,7 @@ class DecodeDesk:
             self._outbox.add(served.stream, pack_tokens(taken.tokens), None, served.prefilled())
         tokens = spec.tokens + taken.tokens
         is_whole = taken.num_computed % self._card.kv_class.block_size == 0
-        choice = self._choose(len(tokens), taken.num_computed, {}, served.trace) if is_whole else None
+        choice = self._choose(len(tokens), taken.num_computed, {}, served) if is_whole else None
         if choice is not None and choice.is_remote:
             self._send_prefill_away(served, tokens, taken.num_computed, choice.worker)
         else:
@@ -157,19 +157,22 @@ class DecodeDesk:
             self._tracing.record("hand-over", taking.stopped_s, served.trace, num_computed=num_here)
 
     def _choose(
-        self, num_tokens: int, cached: int, prefixes: Mapping[str, int], trace: TraceContext | None = None
+        self, num_tokens: int, cached: int, prefixes: Mapping[str, int], served: Served | None = None
     ) -> Choice:
-        """Where the KV of so many tokens is computed, but for the last, which is always computed here."""
+        """Where the KV of so many tokens is computed, but for the last, which is always computed here.
+
+        Args: `served`: whose they are, if that awaits them here already.
+        """
         began_s = time.monotonic()
         prompt = Prompt(num_tokens - 1, cached, self._rules.token_bytes)
-        load = self._engine.load()
-        here = Here(load.waiting_tokens, load.num_running, load.prefill_rate)
+        here = here_now(self._engine.load(), num_own=0 if served is None else 1)
         others = self._view.others(prefixes) if self._group is not None else []
         has_room = self._remote.has_room(prompt.uncached_tokens)
         choice = choose_place(prompt, here, others, has_room, self._rules.prefill)
         terms_s = asdict(choice.terms) if choice.terms is not None else {}
         self._metrics.prefill_chosen("remote" if choice.is_remote else "local", choice.reason)
         self._metrics.prefill_predicted(terms_s)
+        trace = served.trace if served is not None else None
         self._tracing.record(
             "prefill choice", began_s, trace, reason=choice.reason, worker=choice.worker, **terms_s
         )

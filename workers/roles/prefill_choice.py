@@ -3,7 +3,7 @@
 ```
  here  = queue_here_s     prompts that wait here already, over the rate here
        + compute_here_s   its uncached tokens, over the rate here
-       + harm_s           weight x what all those that run lose meanwhile, each of them the whole of it
+       + harm_s           weight x what all those that run, or soon will, lose meanwhile, each the whole of it
  there = trip_s           the ask, the grant and the notice
        + queue_there_s    jobs taken, offered and queued, over the rate there
        + compute_there_s  what neither of the two has, over the rate there
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.engine.engine_load import EngineLoad
 from workers.roles.trips import ASSUMED_TRIP_S
 
 PrefillMode = Literal["predicted", "threshold"]
@@ -58,11 +59,20 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Units: `waiting_tokens` to be prefilled before it; `prefill_rate` tokens a second, 0 until measured."""
+    """Units: `waiting_tokens` to be prefilled before it; `prefill_rate` tokens a second, 0 until measured.
+
+    `num_running` counts those that would feel a prefill: also those whose own is being done elsewhere, since
+    they run before a long one has ended.
+    """
 
     waiting_tokens: int
     num_running: int
     prefill_rate: float
+
+
+def here_now(load: EngineLoad, num_own: int = 0) -> Here:
+    """Args: `num_own`: 1 when the prompt's own sequence awaits its KV here already."""
+    return Here(load.waiting_tokens, load.num_running + load.num_awaiting - num_own, load.prefill_rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from tests.workers.engine.engine_desk import Desk, spec_of
 from workers.roles.prefill_choice import (
     ACROSS_ZONES,
     ASSUMED_BYTES_PER_S,
@@ -15,6 +16,7 @@ from workers.roles.prefill_choice import (
     Terms,
     There,
     choose_place,
+    here_now,
     predict,
 )
 from workers.roles.trips import ASSUMED_TRIP_S
@@ -122,6 +124,17 @@ def test_a_long_way_keeps_prompts_here_and_the_nearer_worker_is_asked() -> None:
     assert choose(short, dataclasses.replace(IDLE, num_running=1), afar).reason == "slower_there"
     assert choose(short, dataclasses.replace(IDLE, num_running=1), afar, FREE).reason == "chosen"
     assert choose(LONG, BUSY, afar, dataclasses.replace(FREE, worker="near")).worker == "near"
+
+
+def test_those_that_await_their_kv_would_feel_a_prefill_like_those_that_run() -> None:
+    desk = Desk()
+    desk.engine.add(spec_of("runs", [1, 2, 3]))
+    desk.engine.step_once()
+    desk.engine.add(spec_of("awaits", [4, 5, 6, 7, 8]), await_kv=True)
+    desk.engine.add(spec_of("waits", [9, 10, 11]))
+    here = here_now(desk.engine.load())
+    assert (here.num_running, here.waiting_tokens) == (2, 3)
+    assert here_now(desk.engine.load(), num_own=1).num_running == 1
 
 
 def test_when_all_are_busy_the_prompt_stays() -> None:
