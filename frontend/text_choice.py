@@ -119,7 +119,7 @@ class TextChoice:
         return pieces
 
     def close(self) -> None:
-        self._account.end()
+        self._account.end(self.num_cached)
         self._hub.finish(self._live)
 
     def _take_texts(self, new: list[int]) -> list[str]:

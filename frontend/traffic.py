@@ -24,7 +24,7 @@ class RequestAccount:
     def __init__(self, counts: _Counts, prompt_tokens: int) -> None:
         self._counts = counts
         self._prompt_tokens = prompt_tokens
-        self._answer_tokens = 0
+        self._answer_tokens = self._cached_tokens = 0
         self._is_waiting = self._is_open = True
         counts.num_begun += 1
         counts.prompt_tokens += prompt_tokens
@@ -35,7 +35,7 @@ class RequestAccount:
         """The first tokens, all that came with the first one."""
         self._wait_no_more()
         self._counts.ttft_counts[bisect_left(LATENCY_BOUNDS_S, ttft_s)] += 1
-        self._counts.cached_tokens += cached_tokens
+        self._note_cached(cached_tokens)
         self._note_tokens(num_tokens)
 
     def note_next(self, gap_s: float, num_tokens: int) -> None:
@@ -43,13 +43,18 @@ class RequestAccount:
         self._counts.itl_counts[bisect_left(LATENCY_BOUNDS_S, gap_s)] += num_tokens
         self._note_tokens(num_tokens)
 
-    def end(self) -> None:
-        """However it ended; again: nothing."""
+    def end(self, cached_tokens: int) -> None:
+        """However it ended; again: nothing. How much was cached may be known only now."""
         self._wait_no_more()
         if self._is_open:
+            self._note_cached(cached_tokens)
             self._is_open = False
             self._counts.num_ended += 1
             self._counts.answer_tokens += self._answer_tokens
+
+    def _note_cached(self, cached_tokens: int) -> None:
+        self._counts.cached_tokens += cached_tokens - self._cached_tokens
+        self._cached_tokens = cached_tokens
 
     def _note_tokens(self, num_tokens: int) -> None:
         self._counts.output_tokens += num_tokens

@@ -27,7 +27,7 @@ def planners_lines(planners: Sequence[str]) -> list[str]:
     """One line below the table, or none; the planner that leads comes first in `planners`."""
     if not planners:
         return []
-    others = f"; {len(planners) - 1} more stand by" if len(planners) > 1 else ""
+    others = f"; standing by: {len(planners) - 1}" if len(planners) > 1 else ""
     return [f"planner {planners[0]} leads{others}"]
 
 

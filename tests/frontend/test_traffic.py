@@ -15,7 +15,7 @@ def test_a_request_is_counted_from_its_sending_to_its_end() -> None:
     ]
     account.note_first(0.0001, 1, cached_tokens=64)
     account.note_next(0.0002, 3)
-    account.end()
+    account.end(cached_tokens=64)
     assert traffic.report() == [
         ModelTraffic(
             "m",
@@ -45,7 +45,7 @@ def test_nothing_waits_once_all_have_ended(requests: list[tuple[str, int, bool, 
         if has_tokens:
             account.note_first(0.1, 1, cached_tokens=0)
         for _ in range(num_ends + 1):
-            account.end()
+            account.end(cached_tokens=0)
     for report in traffic.report():
         assert (report.num_waiting, report.waiting_tokens) == (0, 0)
         assert report.num_ended == report.num_begun == sum(model == report.model for model, *_ in requests)

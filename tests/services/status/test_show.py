@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from proto import keys
 from proto.errors import Disconnected, InvalidSetting
+from services.directory import DirectorySettings, open_directory
 from services.launcher.state import MeshFile, write_mesh
 from services.servers import Server, reserve_port
 from services.status.show import show_status
@@ -35,6 +37,19 @@ def test_the_table_joins_card_and_report(nats_server: Server, etcd_server: Serve
         ["worker", "role", "state", "epoch", "running", "waiting", "jobs", "blocks", "hits", "tok/s"],
         ["w-1", "decode", "ready", "3", "2", "1", "0", "4/64", "50%", "20"],
     ]
+
+
+def test_the_planner_that_leads_is_named_below_the_table(
+    nats_server: Server, etcd_server: Server, namespace: str
+) -> None:
+    async def put() -> None:
+        async with open_directory(DirectorySettings(endpoints=[etcd_server.url])) as directory:
+            for planner in ("p-first", "a-second"):
+                await directory.put(keys.planner(namespace, planner), b"")
+
+    asyncio.run(put())
+    text = _show(StatusSettings(once=True), nats_server, etcd_server, namespace)
+    assert text.splitlines()[-1] == "planner p-first leads; standing by: 1"
 
 
 def test_json_has_every_field(nats_server: Server, etcd_server: Server, namespace: str) -> None:
