@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from services.child import end_child, spawn_child
-from services.directory import DirectorySettings, open_directory
+from services.directory import DirectorySettings, Entry, open_directory
 from services.servers import Server, reserve_port, start_etcd, start_nats
 from tests.mesh.deaths.crowd import Crowd, reading, under_load
 from tests.mesh.running_mesh import RunningMesh, run_mesh
@@ -113,16 +113,18 @@ class MortalMesh:
 
     def directory_keys(self) -> set[str]:
         """Every key of the mesh."""
-        return set(self.directory_revisions())
+        return {entry.key for entry in self._directory_entries()}
 
-    def directory_revisions(self) -> dict[str, int]:
-        """Every key of the mesh, and when it was written last."""
+    def owned_revisions(self) -> dict[str, int]:
+        """The keys that live by a lease, and when each was written last."""
+        return {entry.key: entry.revision for entry in self._directory_entries() if entry.lease_id}
 
-        async def list_keys() -> dict[str, int]:
+    def _directory_entries(self) -> list[Entry]:
+        async def list_all() -> list[Entry]:
             async with open_directory(DirectorySettings(endpoints=[self.etcd.url])) as directory:
-                return {entry.key: entry.revision for entry in await directory.list("/kvmesh/")}
+                return await directory.list("/kvmesh/")
 
-        return asyncio.run(list_keys())
+        return asyncio.run(list_all())
 
     def revoke_leases(self) -> int:
         """Every lease that etcd has is ended; how many these were."""

@@ -12,6 +12,7 @@ from tests.mesh.deaths.mortal_mesh import STEP_S, MortalMesh, prompts_of
 
 NUM_STREAMS = 8
 STREAM_S = 6.0
+SHORT_TOKENS = 100
 PROMPTS = prompts_of("before its worker left", NUM_STREAMS)
 LEAVE_S = 5.0
 
@@ -45,10 +46,9 @@ def test_a_worker_that_is_told_to_end_is_gone_in_seconds_and_its_streams_go_on(
 
 
 def test_a_worker_is_drained_on_an_operators_word_stays_alive_and_takes_work_again(mesh: MortalMesh) -> None:
-    num_tokens = int(STREAM_S / STEP_S)
-    expected = mesh.undisturbed(PROMPTS, num_tokens)
+    expected = mesh.undisturbed(PROMPTS, SHORT_TOKENS)
     pids = mesh.running.pids
-    with mesh.reading(PROMPTS, num_tokens) as crowd:
+    with mesh.under_load(PROMPTS, SHORT_TOKENS) as crowd:
         mesh.running.wait_until("the streams run", lambda: crowd.least_pieces() >= 20)
         drained, other = sorted(
             mesh.decoders, key=lambda name: -mesh.running.metric(name, "kvmesh_sequences_running")

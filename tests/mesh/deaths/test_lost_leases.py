@@ -10,13 +10,12 @@ KEYS_BACK_S = 10.0
 def test_every_lease_is_lost_while_its_process_lives_and_is_taken_anew(mesh: MortalMesh) -> None:
     prompts = prompts_of("before its lease was lost", NUM_CLIENTS)
     expected = mesh.undisturbed(prompts, NUM_TOKENS)
-    pids, before = mesh.running.pids, mesh.directory_revisions()
-    owned = {key for key in before if "/models/" not in key}
+    pids, before = mesh.running.pids, mesh.owned_revisions()
     num_moved = mesh.running.metric("frontend-0", "kvmesh_request_moves_total")
 
     def are_back() -> bool:
-        now = mesh.directory_revisions()
-        return now.keys() == before.keys() and all(now[key] > before[key] for key in owned)
+        now = mesh.owned_revisions()
+        return now.keys() == before.keys() and all(now[key] > before[key] for key in before)
 
     with mesh.under_load(prompts, NUM_TOKENS) as crowd:
         mesh.running.wait_until("all are served", lambda: len(crowd.ended) >= NUM_CLIENTS)
