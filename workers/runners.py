@@ -63,6 +63,7 @@ def engine_settings(settings: WorkerSettings, runner: Runner, folder: ModelFolde
         block_size=runner.block_size,
         vocab_size=folder.vocab_size,
         step_tokens=settings.step_tokens,
+        prefill_step_tokens=settings.prefill_step_tokens,
         max_sequences=settings.max_sequences,
         max_waiting=settings.max_waiting,
         step_stall_s=settings.step_stall_s,

@@ -35,6 +35,16 @@ SlowdownWeight = Annotated[
 ]
 
 
+PrefillStepTokens = Annotated[
+    int,
+    Meta(
+        ge=0,
+        description="most tokens of a step in which nothing decodes, as on a prefill worker; "
+        "at least step_tokens",
+    ),
+]
+
+
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One worker: what it runs, where, and how much it takes."""
 
@@ -66,6 +76,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pool_mib: Annotated[int, Meta(ge=1, description="size of the pool in MiB, where num_blocks is 0")] = 512
     block_size: BlockSize = 16
     step_tokens: Annotated[int, Meta(ge=2, description="most tokens computed in one step")] = 256
+    prefill_step_tokens: PrefillStepTokens = 0
     max_sequences: Annotated[int, Meta(ge=1, description="most sequences computed at once")] = 64
     max_waiting: Annotated[int, Meta(ge=1, description="most sequences that wait for their turn")] = 512
     step_stall_s: Annotated[float, Meta(gt=0, description="seconds after which a step counts as hung")] = 30.0

@@ -16,6 +16,9 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     block_size: Annotated[int, Meta(ge=1, description="Tokens a block.")] = 16
     vocab_size: Annotated[int, Meta(ge=1, description="Token ids are below this.")] = 1 << 32
     step_tokens: Annotated[int, Meta(ge=2, description="Most tokens computed in one step.")] = 256
+    prefill_step_tokens: Annotated[
+        int, Meta(ge=0, description="Most tokens of a step in which nothing decodes; at least step_tokens.")
+    ] = 0
     max_sequences: Annotated[int, Meta(ge=1, description="Most sequences computed at once.")] = 64
     max_waiting: Annotated[int, Meta(ge=1, description="Most sequences that wait for their turn.")] = 512
     watermark_share: Annotated[
@@ -31,3 +34,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if self.step_tokens < least:
             reason = f"{self.step_tokens} is under max_sequences + block_size = {least}: prefill would starve"
             raise InvalidSetting(setting="step_tokens", reason=reason)
+
+    def most_tokens(self, num_decodes: int) -> int:
+        """Of a step with so many sequences that decode: these wait for the whole of it."""
+        return self.step_tokens if num_decodes else max(self.step_tokens, self.prefill_step_tokens)

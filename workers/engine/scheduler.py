@@ -142,7 +142,7 @@ class Scheduler:
 
     def _chunk(self, start: int, pending: int, plan: StepPlan) -> int:
         """How many of `pending` tokens this step takes: all, or up to a block border, or none."""
-        budget = self._settings.step_tokens - plan.num_tokens
+        budget = self._settings.most_tokens(plan.num_decodes) - plan.num_tokens
         if pending <= budget:
             return pending
         block_size = self._settings.block_size

@@ -25,6 +25,11 @@ class StepPlan(msgspec.Struct, eq=False):
     def is_empty(self) -> bool:
         return not self.rows and not self.held
 
+    @property
+    def num_decodes(self) -> int:
+        """Rows of one token."""
+        return self.num_tokens - self.prefill_tokens
+
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         """A row for the next `num_tokens` tokens; it samples when they are the last of a GENERATE."""
         start = sequence.num_computed

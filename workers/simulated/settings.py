@@ -15,7 +15,14 @@ from services.objects import ObjectSettings
 from services.tracing import TraceSettings
 from services.work_queue import WorkQueueSettings
 from workers.engine.simulated_model import SimulatedModel
-from workers.settings import BlockSize, PrefillChoice, RemoteMinTokens, SlowdownWeight, WorkerSettings
+from workers.settings import (
+    BlockSize,
+    PrefillChoice,
+    PrefillStepTokens,
+    RemoteMinTokens,
+    SlowdownWeight,
+    WorkerSettings,
+)
 
 
 class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +57,7 @@ class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     num_blocks: Annotated[int, Meta(ge=1, description="blocks of KV in each pool")] = 4096
     block_size: BlockSize = 16
     step_tokens: Annotated[int, Meta(ge=2, description="most tokens computed in one step")] = 2048
+    prefill_step_tokens: PrefillStepTokens = 0
     max_sequences: Annotated[int, Meta(ge=1, description="most sequences computed at once, by each")] = 64
     max_waiting: Annotated[
         int, Meta(ge=1, description="most sequences that wait for their turn, at each")
@@ -80,6 +88,7 @@ class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             step_tokens=self.step_tokens,
+            prefill_step_tokens=self.prefill_step_tokens,
             max_sequences=self.max_sequences,
             max_waiting=self.max_waiting,
             remote_min_tokens=self.remote_min_tokens,

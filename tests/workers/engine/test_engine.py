@@ -1,5 +1,7 @@
 """The engine's verbs and steps, one behaviour each, stepped by hand."""
 
+from collections.abc import Callable
+
 import pytest
 
 from proto.blockhash import block_hashes
@@ -130,6 +132,19 @@ def test_chunks_end_on_block_borders_and_decodes_go_first() -> None:
     steps = desk.runner.batches[1:6]
     assert [step[0][1] for step in steps] == [1] * 5
     assert [step[1] for step in steps] == [(0, 8), (8, 8), (16, 8), (24, 6), (30, 1)]
+
+
+@pytest.mark.parametrize("make", [spec_of, prefill_of])
+def test_a_step_in_which_nothing_decodes_may_take_more_tokens(
+    make: Callable[[str, list[int]], SequenceSpec],
+) -> None:
+    desk = Desk(small_settings(step_tokens=11, prefill_step_tokens=22))
+    desk.engine.add(spec_of("short", [1], max_tokens=3))
+    desk.engine.step_once()
+    desk.engine.add(make("long", LONG[:36]))
+    for _ in range(4):
+        desk.engine.step_once()
+    assert desk.runner.batches[1:4] == [[(1, 1), (0, 8)], [(2, 1), (8, 8)], [(16, 20)]]
 
 
 def test_prefills_for_others_share_the_tokens_of_a_step_and_are_counted_apart() -> None:
