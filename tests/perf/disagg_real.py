@@ -45,7 +45,12 @@ QUIET_S, BUSY_S, NUM_ROUNDS = 3.0, 8.0, 3
 NUM_ALONE = 5
 TTFT_PROMPTS, ITL_STEPS = 4.0, 2.0
 SHAPE: dict[str, Any] = {"hidden": 512, "heads": 8, "kv_heads": 1, "layers": 6, "context": 4096}
-COMMON: dict[str, Any] = {"num_blocks": 2048, "max_sequences": 32, "grant_wait_s": 10.0}
+COMMON: dict[str, Any] = {
+    "prefill_step_tokens": CHUNKS[-1],  # where nothing decodes, as always on the prefill worker
+    "num_blocks": 2048,
+    "max_sequences": 32,
+    "grant_wait_s": 10.0,
+}
 ANSWER_LIMIT_S = 120.0
 
 
@@ -61,8 +66,8 @@ class PairOfWorkers:
 SPLIT = PairOfWorkers(
     "split",
     {
-        "decode": {"role": Role.DECODE, "step_tokens": 256},
-        "prefill": {"role": Role.PREFILL, "step_tokens": 256},
+        "decode": {"role": Role.DECODE, "step_tokens": CHUNKS[0]},
+        "prefill": {"role": Role.PREFILL, "step_tokens": CHUNKS[0]},
     },
     ["decode"],
 )

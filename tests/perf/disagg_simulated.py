@@ -40,6 +40,7 @@ MODEL = SimulatedModel(
     jitter=0.05,
     speed_up=SPEED,
 )
+PREFILL_STEP_TOKENS = 2048
 POOL_BLOCKS = 16384
 CONTEXT_TOKENS = 32768
 PROMPT_TOKENS, ANSWER_TOKENS = 7500, 180
@@ -100,7 +101,7 @@ class Kind:
 
 def contenders() -> tuple[Kind, Kind]:
     chunked = [Contender(f"chunks-{tokens}", 0, tokens) for tokens in (256, 512, 1024)]
-    split = [Contender(f"{count}-{NUM_WORKERS - count}", count, 2048) for count in (4, 5, 6)]
+    split = [Contender(f"{count}-{NUM_WORKERS - count}", count, 512) for count in (4, 5, 6)]
     return Kind("chunked", chunked), Kind("split", split)
 
 
@@ -117,6 +118,7 @@ def crowds(folder: Path, each: Sequence[Contender]) -> Iterator[SimulatedMesh]:
                     workers=NUM_WORKERS - contender.num_prefill,
                     prefill_workers=contender.num_prefill,
                     step_tokens=contender.step_tokens,
+                    prefill_step_tokens=PREFILL_STEP_TOKENS,
                     simulated=MODEL,
                     num_blocks=POOL_BLOCKS,
                     context_tokens=CONTEXT_TOKENS,
