@@ -242,6 +242,20 @@ def test_a_server_that_lost_the_queue_gets_it_again_and_the_waiting_taker_the_ne
     asyncio.run(body())
 
 
+def test_a_queue_that_rests_for_hours_is_kept(nats_server: Server, namespace: str) -> None:
+    """The server forgets a consumer that nobody uses for its `inactive_threshold`: ours has none."""
+
+    async def body() -> None:
+        async with open_queue(nats_server, namespace) as (bus, queue, subject):
+            consumer = await queue.ensure_consumer(subject)
+            info = await bus.request(f"$JS.API.CONSUMER.INFO.{queue.stream}.{consumer}", b"", 5)
+            config = msgspec.json.decode(info)["config"]
+            assert config["durable_name"] == consumer
+            assert not config.get("inactive_threshold")
+
+    asyncio.run(body())
+
+
 def test_a_fetch_from_a_broken_connection_leaves_the_loop_free(make_nats: MakeNats) -> None:
     async def body() -> None:
         server = make_nats()

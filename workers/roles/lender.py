@@ -6,6 +6,8 @@ they go to the awaiting sequence or back to the pool.
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 
 from proto.control import AskGrant, BlockHolding, Granted, Holdings, Pin, Pinned, Unpinned
 from proto.errors import GrantRefused, InvalidRequest
@@ -25,17 +27,25 @@ MAX_PIN_S = 60.0
 
 
 class Lender:
-    """Args: `max_lent_share`: granted plus quarantined blocks stay under this share of the pool."""
+    """Args: `max_lent_share`: granted plus quarantined blocks stay under this share of the pool; `now_s`: the
+    monotonic clock of grants and pins."""
 
-    def __init__(self, engine: Engine, peers: Peers, transfers: Transfers, max_lent_share: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        peers: Peers,
+        transfers: Transfers,
+        max_lent_share: float,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
         self._peers = peers
         self._transfers = transfers
         self._max_lent_share = max_lent_share
         self._jobs: dict[str, OwnedJob] = {}
         self._changed = asyncio.Event()
-        self.grants = GrantTable()
-        self.pins = PinTable()
+        self.grants = GrantTable(now_s)
+        self.pins = PinTable(now_s)
 
     def open_job(self, owned: OwnedJob) -> None:
         self._jobs[owned.job.job] = owned

@@ -1,6 +1,7 @@
 """A lender over a real engine of a simulated runner, whose steps are taken by hand, and three holders."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -54,9 +55,10 @@ class Listener:
 
 
 class Lending:
-    """One owner: its engine, its lender, and the jobs it has offered."""
+    """One owner: its engine, its lender, and the jobs it has offered. Its clock shows `slept_s` more."""
 
     def __init__(self, peers: Peers, transfers: TransferThread) -> None:
+        self.slept_s = 0.0
         self.listener = Listener()
         settings = EngineSettings(
             num_blocks=NUM_BLOCKS,
@@ -67,7 +69,10 @@ class Lending:
             max_sequences=8,
         )
         self.engine = Engine(SimulatedRunner(WITHOUT_TIME, NUM_BLOCKS, BLOCK_SIZE), settings, self.listener)
-        self.lender = Lender(self.engine, peers, transfers, LENT_SHARE)
+        self.lender = Lender(self.engine, peers, transfers, LENT_SHARE, self._now_s)
+
+    def _now_s(self) -> float:
+        return time.monotonic() + self.slept_s
 
     def offer(self, name: str, num_tokens: int = 13, first_token: int = 0) -> OwnedJob:
         """A sequence that awaits its KV, and the job for it."""

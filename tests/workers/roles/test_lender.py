@@ -244,6 +244,35 @@ def test_a_pin_that_has_expired_did_not_hold(run: Run, lending: Lending) -> None
     run(body)
 
 
+def test_the_first_grant_and_pin_after_an_idle_hour_are_as_good_as_any(run: Run, lending: Lending) -> None:
+    def body() -> None:
+        hashes = pack_hashes(block_hashes(pack_tokens(list(range(8))), BLOCK_SIZE, SALT))
+        serve(lending, "before")
+        forgotten = lending.lender.pin(Pin("ann", hashes, 20.0))
+        assert forgotten.blocks
+        lending.slept_s = 3600.0
+        lending.lender.expire_pins()
+        assert not lending.lender.unpin(forgotten.pin).was_held
+        serve(lending, "after", first_token=100)
+        pinned = lending.lender.pin(Pin("ann", hashes, 20.0))
+        lending.lender.expire_pins()
+        assert lending.lender.unpin(pinned.pin).was_held
+        lending.assert_at_rest()
+
+    run(body)
+
+
+def serve(lending: Lending, name: str, first_token: int = 0) -> None:
+    """A remote prefill from its offer to its landing, and the answer."""
+    owned = lending.offer(name, first_token=first_token)
+    granted = lending.lender.grant(ask_of(owned))
+    lending.lender.land(Landing(granted.grant, 1))
+    lending.lender.close_job(owned)
+    lending.step_to_rest()
+    assert owned.landed_by == "ann"
+    assert lending.listener.ended[name] == "length"
+
+
 def test_nothing_found_is_no_pin(run: Run, lending: Lending) -> None:
     def body() -> None:
         pinned = lending.lender.pin(Pin("reader", hashes_of(12), 30.0))
