@@ -188,15 +188,15 @@ def test_work_with_the_stamp_of_an_old_epoch_is_refused(pair: Fleet) -> None:
     run_client(pair, body)
 
 
-@pytest.mark.parametrize("engine", ["simulated", "torch"])
+@pytest.mark.parametrize(("engine", "num_tokens"), [("simulated", 300), ("torch", 1900)])
 def test_what_runs_moves_with_its_tokens_before_the_new_role_begins(
-    engine: str, request: pytest.FixtureRequest
+    engine: str, num_tokens: int, request: pytest.FixtureRequest
 ) -> None:
     fleet: Fleet = request.getfixturevalue("pair" if engine == "simulated" else "torch_pair")
 
     async def body(client: Client) -> None:
-        prompt, fields = random_prompt(100, 3), {"max_tokens": 200}
-        alone = await generate(client, "right", prompt, **fields)
+        prompt, fields = random_prompt(100, 3), {"max_tokens": num_tokens}
+        alone = await generate(client, "left", prompt, **fields)
         stream = await begin(client, "left", prompt, **fields)
         await client.wait(lambda: len(stream.tokens) >= 5, PATIENT_S)
         told = await order(client, "left", Role.PREFILL, limit_s=PATIENT_S)

@@ -67,7 +67,8 @@ class RoleSwitch:
 
     @property
     def is_under_way(self) -> bool:
-        return self._under_way is not None
+        """Whether the term is about to end; not any more once the next one has begun."""
+        return self._under_way is not None and self._stage != "announcing"
 
     def progress(self) -> RoleProgress:
         return RoleProgress(
