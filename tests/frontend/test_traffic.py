@@ -1,6 +1,6 @@
 """What a frontend counts of each model: all that comes is counted once, and nothing waits at the end."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.traffic import Traffic
@@ -37,6 +37,7 @@ def test_a_latency_beyond_every_bound_is_counted_too() -> None:
     assert traffic.report()[0].ttft_counts == [0] * len(LATENCY_BOUNDS_S) + [1]
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 50), st.booleans(), st.integers(0, 3))))
 def test_nothing_waits_once_all_have_ended(requests: list[tuple[str, int, bool, int]]) -> None:
     traffic = Traffic()

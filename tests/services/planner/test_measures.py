@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proto.reports import LoadReport
@@ -65,6 +65,7 @@ def test_batches_all_alike_are_taken_for_half_and_half() -> None:
     assert cost.sequence_s == pytest.approx(0.001)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-5, 10.0)), min_size=1))
 def test_whatever_is_reported_more_sequences_cost_more(reports: list[tuple[int, float]]) -> None:
     fit = StepFit()
@@ -77,6 +78,7 @@ def test_whatever_is_reported_more_sequences_cost_more(reports: list[tuple[int, 
     assert cost.most_sequences(0.1) >= 1.0
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 30), max_size=len(LATENCY_BOUNDS_S) + 1), st.floats(0.5, 0.99))
 def test_a_quantile_is_the_one_of_all_that_was_counted(counts: list[int], quantile: float) -> None:
     bounds = (*LATENCY_BOUNDS_S, LATENCY_BOUNDS_S[-1])

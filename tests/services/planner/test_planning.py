@@ -4,7 +4,7 @@ from math import inf
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proto.reports import Beat, LoadReport
@@ -172,6 +172,7 @@ def test_nothing_is_done_before_something_is_measured_or_while_a_report_is_missi
     assert _decide(_picture(Split(4, 4), PROMPTS, obstacle="no fresh report of d-0"))[0] == "hold"
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 6),
     st.integers(0, 6),
@@ -323,9 +324,9 @@ def test_faster_times_plan_alike() -> None:
 
 
 def test_limits_of_a_model_may_differ() -> None:
-    settings = PlannerSettings(limits=["org/m=1.5:0.05"])
-    assert (settings.limits_of("org/m").ttft_s, settings.limits_of("org/m").itl_s) == (1.5, 0.05)
-    assert settings.limits_of("other").ttft_s == settings.ttft_s
+    chosen = PlannerSettings(limits=["org/m=1.5:0.05"])
+    assert (chosen.limits_of("org/m").ttft_s, chosen.limits_of("org/m").itl_s) == (1.5, 0.05)
+    assert chosen.limits_of("other").ttft_s == chosen.ttft_s
     with pytest.raises(ValueError, match="is not model=ttft_s:itl_s"):
         PlannerSettings(limits=["org/m"])
 

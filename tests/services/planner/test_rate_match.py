@@ -4,7 +4,7 @@ from math import inf
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.planner.rate_match import (
@@ -94,6 +94,7 @@ def test_no_load_leaves_all_the_headroom_there_is() -> None:
     assert _match(0.0, 0.0).headroom(Split(1, 1)).least == inf
 
 
+@settings(max_examples=60, deadline=None)
 @given(MATCHES, st.integers(1, 20), st.integers(0, 4), st.integers(1, 4))
 def test_a_split_keeps_the_least_numbers(match: Match, num: int, prefill: int, decode: int) -> None:
     split = choose_split(match, num, Split(prefill, decode))
@@ -102,6 +103,7 @@ def test_a_split_keeps_the_least_numbers(match: Match, num: int, prefill: int, d
     assert split.prefill >= min(prefill, max(0, num - decode))
 
 
+@settings(max_examples=60, deadline=None)
 @given(MATCHES, st.integers(1, 20), _numbers(1.0, 5.0), st.integers(0, 1))
 def test_more_prompts_never_want_fewer_prefill_workers(
     match: Match, num: int, more: float, least: int
@@ -117,6 +119,7 @@ def test_more_prompts_never_want_fewer_prefill_workers(
     assert after.decode == before.decode
 
 
+@settings(max_examples=60, deadline=None)
 @given(MATCHES, st.integers(1, 20), _numbers(1.0, 5.0))
 def test_more_answers_never_want_fewer_decode_workers(match: Match, num: int, more: float) -> None:
     load = match.load
@@ -127,6 +130,7 @@ def test_more_answers_never_want_fewer_decode_workers(match: Match, num: int, mo
     assert wanted_workers(heavier, FLOOR, 1.1).decode >= wanted_workers(match, FLOOR, 1.1).decode
 
 
+@settings(max_examples=60, deadline=None)
 @given(MATCHES, st.integers(1, 30))
 def test_one_worker_more_can_take_more(match: Match, num: int) -> None:
     assert match.prefill_capacity(num + 1) > match.prefill_capacity(num) * (1 + 1e-9)

@@ -144,7 +144,7 @@ def test_a_move_whose_reason_is_gone_is_taken_back(
             assert await planned.num_orders() == 0
 
             async def is_counted() -> bool:
-                return await planned.read_metric("planner_moves_total", outcome="taken_back") == 1
+                return await planned.read_metric("planner_moves_total", outcome="taken_back") >= 1
 
             await _until(is_counted)
             assert (mesh.num(Role.PREFILL), mesh.num(Role.DECODE)) == (2, 2)
@@ -160,12 +160,12 @@ def test_a_dry_run_says_what_it_would_do_and_orders_nothing(
             planned.mesh.rates = PROMPTS
 
             async def has_thought() -> bool:
-                return await planned.read_metric("planner_moves_total", to="prefill", outcome="dry_run") == 1
+                return await planned.read_metric("planner_moves_total", to="prefill", outcome="dry_run") >= 1
 
             with caplog.at_level("INFO"):
                 await _until(has_thought)
-            (record,) = [each for each in caplog.records if each.getMessage().startswith("a dry run")]
-            fields = record.__dict__
+            thoughts = [each for each in caplog.records if each.getMessage().startswith("a dry run")]
+            fields = thoughts[0].__dict__
             assert (fields["to"], fields["num_prefill"], fields["best_prefill"]) == ("prefill", 2, 3)
             assert fields["headroom_prefill_now"] < fields["headroom_prefill_after"]
             assert await planned.num_orders() == 0

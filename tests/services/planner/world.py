@@ -22,7 +22,7 @@ PREFILL_RATE = 20_000.0
 BASE_S, SEQUENCE_S = 0.008, 0.0005
 PLACES = 64
 MOVE_S = 1.0
-NUM_PARTS = 20  # of a second
+NUM_PARTS = 10  # of a second
 
 
 class Mix(msgspec.Struct, frozen=True):
