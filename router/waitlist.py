@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from proto.cards import ModelCard
 from proto.codec import encode
@@ -34,6 +35,20 @@ CANCEL_LIMIT_S = 1.0
 ENDING_RETRY_S = 1.0
 DISPLACED_RETRY_S = 5.0
 NOT_CANCELLED = -1
+
+
+@dataclass(eq=False, slots=True)
+class _Offer:
+    """An attempt on its way to a worker; `cancelled` is the attempt to cancel there. Several of one request
+    may be on their way at once."""
+
+    request: str
+    attempt: int
+    cancelled: int = NOT_CANCELLED
+
+    @property
+    def is_over(self) -> bool:
+        return self.cancelled >= self.attempt
 
 
 class Waitlist:
@@ -60,7 +75,7 @@ class Waitlist:
         self._empty.set()
         self._is_closed = False
         self._displaced: list[Pending] = []
-        self._offered: dict[str, int] = {}  # requests on their way to a worker: the attempt to cancel there
+        self._offers: list[_Offer] = []
         self._workers: dict[str, str] = {}  # where requests that had waited went; the last ones only
 
     def __len__(self) -> int:
@@ -109,10 +124,11 @@ class Waitlist:
         for room in self._rooms.values():
             room.take_where(lambda one: one.request.request == request and one.request.attempt <= attempt)
         self._note_empty()
+        for offer in self._offers:
+            if offer.request == request:
+                offer.cancelled = max(offer.cancelled, attempt)
         if request in self._workers:
             await self._cancel_at(self._workers[request], request, attempt)
-        elif request in self._offered:
-            self._offered[request] = attempt
 
     async def run(self) -> None:
         """Sends on who waits, as workers get room. Without end."""
@@ -169,35 +185,35 @@ class Waitlist:
             return True
         if reservation is None:
             return False
-        self._offered[pending.request.request] = NOT_CANCELLED
-        tasks.create_task(self._send(pending, reservation), name=f"queued-{pending.request.request}")
+        offer = _Offer(pending.request.request, pending.request.attempt)
+        self._offers.append(offer)
+        tasks.create_task(self._send(pending, reservation, offer), name=f"queued-{offer.request}")
         return True
 
-    async def _send(self, pending: Pending, reservation: Reservation) -> None:
-        request, cancelled = pending.request, NOT_CANCELLED
+    async def _send(self, pending: Pending, reservation: Reservation, offer: _Offer) -> None:
         try:
             routed = await self._forwarder.try_forward(pending, reservation)
-            if routed is None and self._offered[request.request] < request.attempt:
+            if routed is None and not offer.is_over:
                 self._stand(pending)
         except KvmeshError as error:
             await self._fail(pending, error)
             return
         finally:
-            cancelled = self._offered.pop(request.request, NOT_CANCELLED)
+            self._offers.remove(offer)
             self._note_empty()
         if routed is not None:
             now_s = time.monotonic()
             self._room(pending.model).note_seat(now_s)
             self._metrics.queue_wait_s.observe(now_s - pending.arrived_s)
-            await self._remember(request.request, routed.decision.worker, cancelled)
+            await self._remember(offer, routed.decision.worker)
 
-    async def _remember(self, request: str, worker: str, cancelled: int) -> None:
+    async def _remember(self, offer: _Offer, worker: str) -> None:
         """Notes where the request went, and sends a cancel after it that came meanwhile."""
-        self._workers[request] = worker
+        self._workers[offer.request] = worker
         if len(self._workers) > self._settings.open_limit:
             del self._workers[next(iter(self._workers))]
-        if cancelled != NOT_CANCELLED:
-            await self._cancel_at(worker, request, cancelled)
+        if offer.cancelled != NOT_CANCELLED:
+            await self._cancel_at(worker, offer.request, offer.cancelled)
 
     async def _cancel_at(self, worker: str, request: str, attempt: int) -> None:
         subject = worker_control(self._settings.mesh.ns, worker)
@@ -223,7 +239,7 @@ class Waitlist:
             yield from room.take_where(lambda _: True)
 
     def _note_empty(self) -> None:
-        if not len(self) and not self._offered:
+        if not len(self) and not self._offers:
             self._empty.set()
 
     async def _wait_news(self) -> None:

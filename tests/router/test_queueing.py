@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable
 
+import msgspec
 import pytest
 
 from proto import subjects
@@ -166,6 +167,25 @@ def test_a_cancel_follows_a_queued_request_to_its_worker(play: Play) -> None:
         await wait_for(lambda: bool(worker.taken))
         await cancel(mesh, router, request)
         await wait_for(lambda: worker.cancelled == [Cancel(request.request, 1)])
+
+    play(scene)
+
+
+def test_two_attempts_of_one_request_may_be_on_their_way_at_once(play: Play) -> None:
+    async def scene(mesh: Mesh) -> None:
+        worker = await full_worker(mesh)
+        await mesh.worker("stays-full", max_sequences=4, load={"num_running": 4, "num_waiting": 1})
+        await mesh.router()
+        request = a_request(prompt_of(1, 64))
+        again = msgspec.structs.replace(request, attempt=request.attempt + 1)
+        for attempt in (request, again):
+            assert isinstance(await mesh.route(attempt), Queued)
+        worker.refusal, worker.load = Overloaded(reason="full", retry_after_s=1.0), {}
+        await wait_for(lambda: worker.offered >= 2)
+        worker.refusal = None
+        await wait_for(lambda: len(worker.taken) == 2)
+        assert {routed.request.attempt for routed in worker.taken} == {request.attempt, again.attempt}
+        await mesh.route_at_last(a_request(prompt_of(2, 64)))
 
     play(scene)
 
