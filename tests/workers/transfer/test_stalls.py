@@ -19,7 +19,7 @@ from workers.transfer.pull import Pull
 
 NUM_BLOCKS, NUM_HEADS = 64, 64
 STALL_S = 0.2
-KEEPALIVE, REST_S = "11ms", 2.0
+KEEPALIVE, REST_S = "11ms", 0.6
 BLOCKS = list(range(NUM_BLOCKS))
 
 
