@@ -4,7 +4,7 @@ from tests.mesh.deaths.mortal_mesh import MortalMesh, prompts_of
 
 NUM_CLIENTS = 8
 NUM_TOKENS = 40
-KEYS_BACK_S = 10.0
+KEYS_BACK_S = 20.0
 
 
 def test_every_lease_is_lost_while_its_process_lives_and_is_taken_anew(mesh: MortalMesh) -> None:

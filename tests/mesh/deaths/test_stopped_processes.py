@@ -16,7 +16,7 @@ from tests.mesh.deaths.test_leavers import PROMPTS, STREAM_S
 STOP_S = 4.5
 """Beyond the time to live of a lease, and beyond the silence after which a process counts as lost."""
 LONG_S = 60.0
-MARGIN_S = 20.0
+MARGIN_S = 60.0
 MOVES = "kvmesh_request_moves_total"
 
 
