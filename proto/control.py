@@ -62,9 +62,11 @@ class Resent(WireStruct, frozen=True, tag="resent"):
 
 
 class TakeJob(WireStruct, frozen=True, tag="take_job"):
-    """Decode -> prefill: take this job now, or refuse it."""
+    """Decode -> prefill: take this job now, or refuse it. `epoch` is that in which the asked one prefills, as
+    its reports say; 0: whichever it is."""
 
     job: PrefillJob
+    epoch: int = 0
 
 
 class JobTaken(WireStruct, frozen=True, tag="job_taken"):

@@ -156,8 +156,8 @@ class WorkerDoor:
         match request:
             case control.Resend(name, attempt, offset):
                 return control.Resent(self._outbox.resend(name, attempt, offset))
-            case control.TakeJob(job):
-                return control.JobTaken(self._prefill_desk.take(job))
+            case control.TakeJob(job, epoch):
+                return control.JobTaken(self._prefill_desk.take(job, epoch or None))
             case control.AskGrant():
                 return self._lender.grant(request)
             case control.AskHolding(grants):

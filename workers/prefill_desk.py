@@ -50,14 +50,14 @@ class PrefillDesk:
         """Tokens of jobs in hand that are to be computed and are not the engine's yet."""
         return sum(job.num_unscheduled_tokens for job in self._jobs.values())
 
-    def take(self, job: PrefillJob) -> int:
+    def take(self, job: PrefillJob, epoch: int | None = None) -> int:
         """Take a job that was asked for directly; one in hand already is taken twice. Returns how many jobs
         were taken up to now, which reports count alike.
 
         Raises:
             GoElsewhere: no such work now, or as many jobs in hand as may be.
         """
-        self._tools.term.check_takes(Role.PREFILL)
+        self._tools.term.check_takes(Role.PREFILL, epoch)
         if job.job in self._jobs:
             return self.num_taken
         if job.model != self._model:

@@ -73,7 +73,8 @@ def start(fleet: Fleet, model: Path, name: str, role: Role = Role.DECODE, **sett
         "step_tokens": 128,
         "remote_min_tokens": 24,
         "prefill_choice": "threshold",
-        "grant_wait_s": 10.0,
+        "grant_wait_s": 2 * PATIENT_S,
+        "max_jobs": 1,
     }
     return fleet.start(name, role, model, **(common | settings))
 
@@ -135,7 +136,7 @@ async def begin(client: Client, worker: str, prompt: list[int], **fields: Any) -
 
 async def generate(client: Client, worker: str, prompt: list[int], **fields: Any) -> Stream:
     stream = await begin(client, worker, prompt, **fields)
-    await client.finish(stream, PATIENT_S)
+    await client.finish(stream, 2 * PATIENT_S)
     return stream
 
 
@@ -200,8 +201,14 @@ def test_what_runs_moves_with_its_tokens_before_the_new_role_begins(
         stream = await begin(client, "left", prompt, **fields)
         await client.wait(lambda: len(stream.tokens) >= 5, PATIENT_S)
         told = await order(client, "left", Role.PREFILL, limit_s=PATIENT_S)
-        assert (told.wanted, told.state, told.num_left) == (Role.PREFILL, WorkerState.DRAINING, 1)
+        assert told.wanted is Role.PREFILL
         await client.wait(lambda: "left" in client.wishes, PATIENT_S)
+        half_way = await ask_role(client, "left")
+        assert (half_way.state, half_way.stage, half_way.num_left) == (
+            WorkerState.DRAINING,
+            "handing over",
+            1,
+        )
         source = KvSource("left", client.reports["left"].incarnation, 0)
         moved = await begin(
             client,
@@ -217,7 +224,7 @@ def test_what_runs_moves_with_its_tokens_before_the_new_role_begins(
         assert (await ask_role(client, "left")).epoch == told.epoch
         await client.cancel(stream)
         await wait_role(client, "left", Role.PREFILL, told.epoch + 1)
-        await client.finish(moved, PATIENT_S)
+        await client.finish(moved, 2 * PATIENT_S)
         assert stream.tokens[: moved.offset] + moved.tokens == alone.tokens
         assert fleet.worker("right").metric("kvmesh_kv_bytes_pulled_total") > 0
         await client.wait_rest("left", "right")
@@ -311,6 +318,24 @@ def test_a_job_in_hand_finishes_or_goes_back_to_its_owner(pair: Fleet, mode: Dra
     run_client(pair, body)
 
 
+def test_jobs_that_wait_in_the_queue_go_back_when_the_last_prefill_worker_has_another_role(
+    pair: Fleet,
+) -> None:
+    """It has one job in hand; nobody else would take the others before this test gives up."""
+
+    async def body(client: Client) -> None:
+        await become(client, "left", Role.PREFILL)
+        streams = [await begin(client, "right", random_prompt(600, 30 + number)) for number in range(4)]
+        await client.wait_report("left", lambda report: report.num_jobs == 1)
+        await become(client, "left", Role.DECODE)
+        for stream in streams:
+            await client.finish(stream, PATIENT_S)
+        assert streams[-1].final.prefill == "local"
+        await client.wait_rest("left", "right")
+
+    run_client(pair, body)
+
+
 def test_quarantine_holds_up_no_switch_and_what_lands_after_it_is_taken_by_its_id(
     pair: Fleet, tiny: Path
 ) -> None:
@@ -339,13 +364,21 @@ def test_quarantine_holds_up_no_switch_and_what_lands_after_it_is_taken_by_its_i
     run_client(pair, body)
 
 
-def test_a_worker_that_dies_on_its_way_comes_back_in_one_role_and_no_earlier_epoch(
-    pair: Fleet, tiny: Path
+@pytest.mark.parametrize("end", ["killed", "told to end"])
+def test_a_worker_that_ends_on_its_way_comes_back_in_one_role_and_no_earlier_epoch(
+    pair: Fleet, tiny: Path, end: str
 ) -> None:
     async def body(client: Client) -> None:
         await begin_long(client, "left", 14)
         told = await order(client, "left", Role.PREFILL, mode=DrainMode.FINISH, limit_s=PATIENT_S)
-        pair.worker("left").process.kill()
+        process = pair.worker("left").process
+        if end == "killed":
+            process.kill()
+        else:
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, PATIENT_S) == 0
+            assert client.reports["left"].state is WorkerState.LEAVING
+            assert client.reports["left"].epoch == told.epoch
         client.reports.pop("left")
         await asyncio.to_thread(start, pair, tiny, "left")
         await client.wait(lambda: "left" in client.reports, PATIENT_S)

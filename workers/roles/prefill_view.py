@@ -57,6 +57,7 @@ class PrefillView:
         self._can_move = can_move
         self._now_s = now_s
         self._reports: dict[str, LoadReport] = {}
+        self._empty_listeners: list[Callable[[], None]] = []
         self._pauses: dict[str, Backoff] = {}
         self._avoided_until_s: dict[str, float] = {}
         self._offers: dict[str, _Offer] = {}
@@ -74,10 +75,24 @@ class PrefillView:
             self._ended_tokens.pop(report.worker, None)
             self._note_included(report)
         else:
-            self._reports.pop(report.worker, None)
+            self._drop(report.worker)
+
+    def on_empty(self, listener: Callable[[], None]) -> None:
+        """`listener()` when the last prefill worker has gone, or has another role."""
+        self._empty_listeners.append(listener)
+
+    def _drop(self, worker: str) -> None:
+        if self._reports.pop(worker, None) is not None and not self._reports:
+            for listener in self._empty_listeners:
+                listener()
+
+    def epoch_of(self, worker: str) -> int:
+        """In which it prefills; 0 when it is not known any more."""
+        report = self._reports.get(worker)
+        return 0 if report is None else report.epoch
 
     def lose(self, worker: str) -> None:
-        self._reports.pop(worker, None)
+        self._drop(worker)
         self._ended_tokens.pop(worker, None)
         self._trips.forget(worker)
         self.forgive(worker)

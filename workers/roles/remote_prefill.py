@@ -27,6 +27,7 @@ from workers.roles.owned_job import JobEnd, OwnedJob
 from workers.roles.prefill_view import PrefillView
 
 ASK_TIMEOUT_S = 1.0
+NOBODY = "no prefill worker answers"
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class RemotePrefills:
         self._limits = limits
         self._asks_directly = asks_directly
         self._tracing = tracing
+        self._queued: set[OwnedJob] = set()
+        view.on_empty(self._give_up_queued)
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether blocks for so many tokens could be lent now."""
@@ -123,11 +126,12 @@ class RemotePrefills:
             async with asyncio.timeout(self._limits.grant_wait_s):
                 if not (self._asks_directly and await self._is_taken_directly(owned)):
                     if self._view.is_empty:
-                        owned.settle(JobEnd.FAILED, "no prefill worker answers")
+                        owned.settle(JobEnd.FAILED, NOBODY)
                         return
                     self._view.note_queued(owned.job.job, owned.end - owned.start)
                     payload = encode(owned.job, self._queue.bus.max_payload_bytes)
                     await self._queue.put(subjects.prefill(self._ns, owned.job.model), owned.job.job, payload)
+                    self._queued.add(owned)
                 await owned.wait_granted()
                 if owned.grant is not None:
                     self._view.note_granted(owned.job.job)
@@ -135,12 +139,21 @@ class RemotePrefills:
             owned.fail(f"nobody took it within {self._limits.grant_wait_s} s")
         except KvmeshError as error:
             owned.settle(JobEnd.FAILED, str(error))
+        finally:
+            self._queued.discard(owned)
+
+    def _give_up_queued(self) -> None:
+        """Nobody is left who could take a job out of the queue."""
+        for owned in self._queued:
+            if owned.grant is None:
+                owned.settle(JobEnd.FAILED, NOBODY)
 
     async def _is_taken_directly(self, owned: OwnedJob) -> bool:
         """Whether the best prefill worker says that it has taken it; one that is silent is avoided."""
         owned.taker = owned.best
+        ask = TakeJob(owned.job, self._view.epoch_of(owned.best))
         try:
-            taken = await self._control.ask(owned.best, TakeJob(owned.job), JobTaken, ASK_TIMEOUT_S)
+            taken = await self._control.ask(owned.best, ask, JobTaken, ASK_TIMEOUT_S)
         except KvmeshError as error:
             log.info("%s does not take a job", owned.best, extra={"reason": str(error)})
             owned.taker = ""

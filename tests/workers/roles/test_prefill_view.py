@@ -242,3 +242,19 @@ def test_what_a_job_waited_in_the_queue_is_no_part_of_the_way() -> None:
     now_s += 4
     view.note_granted("job")
     assert trip_s(view) == ASSUMED_TRIP_S
+
+
+def test_it_tells_when_the_last_prefill_worker_goes_or_has_another_role() -> None:
+    view, told = PrefillView("m"), list[str]()
+    view.on_empty(lambda: told.append("empty"))
+    view.learn(report("a"))
+    view.learn(report("b"))
+    assert (view.epoch_of("a"), view.epoch_of("c")) == (1, 0)
+    view.learn(report("a", role=Role.DECODE))
+    assert (view.epoch_of("a"), told) == (0, [])
+    view.lose("b")
+    view.lose("b")
+    assert told == ["empty"]
+    view.learn(report("a"))
+    view.learn(report("a", state=WorkerState.DRAINING))
+    assert told == ["empty", "empty"]
