@@ -3,7 +3,7 @@
 ```
  too little headroom (under `short_below`), or a latency over its limit      first threshold: is there a need?
    and a worker more in the other role gives more headroom, by `least_gain`  second: is it worth it?
-     for `confirm_s`, and the longer the more the gain may be mere noise
+     for `confirm_s`, and the longer the more this may be mere noise
      not within `cool_down_s` of a move the other way ─► the worker that it costs least moves
  on its way, but it would make things worse, or there is plenty (over `relief_above`) ─► it is taken back
 ```
@@ -22,7 +22,7 @@ from services.planner.rate_match import Headroom, Match, Split, choose_split, wa
 
 Action = Literal["hold", "begin", "take_back"]
 NOISE_WEIGHT = 2.0
-"""A gain under so many times the noise of what is measured has to last longer."""
+"""What is better by less than so many times the noise has to be so for longer."""
 MOST_DOUBLINGS = 5
 
 
@@ -264,10 +264,12 @@ class _Step(msgspec.Struct, frozen=True):
     threshold: float = 0.0
 
     def confirm_s(self, rules: PlanRules, noise: float) -> float:
-        """How long it must have been right: a gain that is within the noise outlasts it, or is none."""
+        """How long it must have been right. The role that gets a worker can take more in any case; that the
+        one which gives it is still better off may be noise, which it has to outlast."""
         if self.now is None or self.after is None or self.now.least <= 0.0:
             return rules.confirm_s
-        share = NOISE_WEIGHT * noise / (self.after.least / self.now.least - 1.0)
+        giver = self.after.decode if self.step > 0 else self.after.prefill
+        share = NOISE_WEIGHT * noise / (giver / self.now.least - 1.0)
         return rules.confirm_s + rules.memory_s * max(0.0, share**2 - 1.0)
 
     def hold(self, reason: str) -> Decision:

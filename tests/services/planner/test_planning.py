@@ -96,11 +96,11 @@ def test_what_is_right_for_a_moment_only_moves_nobody() -> None:
     assert planning.decide(picture, 100.0 + RULES.confirm_s).action == "begin"
 
 
-def test_a_gain_within_the_noise_has_to_last() -> None:
+def test_what_may_be_mere_noise_has_to_last() -> None:
     picture = _picture(Split(4, 4), PROMPTS, noise=1.0)
     planning = Planning(RULES)
     planning.decide(picture, 0.0)
-    assert planning.decide(picture, 100.0).action == "hold"
+    assert planning.decide(picture, 30.0).action == "hold"
     assert planning.decide(picture, 10_000.0).action == "begin"
 
 
@@ -283,8 +283,8 @@ def test_roles_come_to_rest_under_a_steady_load(mix: Mix) -> None:
     world = World(SETTINGS, Split(4, 4))
     world.run(mix, HOUR_S)
     late = [move for at_s, move in world.moves if at_s > 600.0]
-    assert len({move.to for _, move in world.moves}) <= 1
     assert len(late) <= 1
+    assert len(world.moves) <= 5
 
 
 @pytest.mark.parametrize("seed", range(3))
