@@ -11,6 +11,10 @@ import uvicorn
 from proto.errors import InvalidSetting
 from services.tasks import open_tasks
 
+KEEP_ALIVE_S = 75
+"""How long an idle connection is kept: longer than clients and proxies keep theirs (httpx 5 s, balancers 60),
+so that none of them sends a request on a connection that is being closed."""
+
 
 class HttpAddress(msgspec.Struct, frozen=True):
     """Where a server listens; `port` is the real one, whatever was asked for."""
@@ -43,6 +47,7 @@ async def serve_http(
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(drain_limit_s)),
         )
         server = _Server(config)
