@@ -36,8 +36,11 @@ class HeldGrants:
     def doubt(self, grant: str, owner: ProcessIdentity) -> None:
         """Nothing more is written, but what was posted may land late: held until its owner is gone."""
         self._held.discard(grant)
-        self._in_doubt = {kept: of for kept, of in self._in_doubt.items() if not is_gone(of)}
-        self._in_doubt[grant] = owner
+        self._in_doubt = dict(self._doubts()) | {grant: owner}
+
+    def _doubts(self) -> list[tuple[str, ProcessIdentity]]:
+        """The end of an owner is found when somebody looks: nobody tells of it."""
+        return [(grant, owner) for grant, owner in list(self._in_doubt.items()) if not is_gone(owner)]
 
     def among(self, grants: list[str]) -> list[str]:
         """Those of `grants` that are held. The others never will be."""
@@ -47,7 +50,7 @@ class HeldGrants:
         return held
 
     def all(self) -> list[str]:
-        return [*self._held, *self._in_doubt]
+        return [*self._held, *(grant for grant, _ in self._doubts())]
 
     def _note_ended(self, grant: str) -> None:
         self._ended[grant] = None
@@ -55,4 +58,4 @@ class HeldGrants:
             self._ended.popitem(last=False)
 
     def __len__(self) -> int:
-        return len(self._held) + len(self._in_doubt)
+        return len(self.all())

@@ -97,6 +97,7 @@ def test_a_grant_in_doubt_is_held_while_its_owner_lives() -> None:
         assert held.try_add(grant)
         held.doubt(grant, owner)
     assert held.among(["of the living"]) == ["of the living"]
+    assert (held.all(), len(held)) == (["of the living"], 1)
     held.doubt("next", own_identity())
     assert held.among(["of the dead", "of the living", "next"]) == ["of the living", "next"]
 
