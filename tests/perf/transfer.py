@@ -43,9 +43,9 @@ from workers.transfer.transfer_thread import TransferThread
 
 PIECE_KIB = (16, 64, 128, 256, 1024)
 POST_BYTES = 4 * 2**20
-ROUND_BYTES = 16 * 2**20
+ROUND_BYTES = 64 * 2**20
 POOL_BYTES = 256 * 2**20
-NUM_ROUNDS = 31
+NUM_ROUNDS = 15
 BLOCK_SIZE = 16
 HEAD_DIM = 64
 HEAD_KIB = 8  # keys and values of a head in a block, at float32
