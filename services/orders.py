@@ -217,18 +217,19 @@ async def take_back(directory: Directory, ns: str, worker: str) -> None:
     await _retry(take)
 
 
-async def give_up_order(directory: Directory, ns: str, placed: PlacedOrder, card: WorkerCard) -> int:
-    """An order that is not fulfilled is gone since the revision returned: the role that the card has is the
-    wanted one again, also for a worker that starts anew.
+async def give_up_order(directory: Directory, ns: str, placed: PlacedOrder, card: WorkerCard) -> None:
+    """An order that is not fulfilled is gone: the role that the card has is the wanted one again, also for a
+    worker that starts anew.
 
     Raises:
         Conflict: it was changed meanwhile.
     """
     key = keys.order(ns, placed.order.worker)
     if card.epoch == FIRST_EPOCH:
-        return await directory.remove(key, placed.revision)
+        await directory.remove(key, placed.revision)
+        return
     kept = Order(card.worker, card.role, card.epoch, placed_by=placed.order.placed_by, is_begun=True)
-    return await directory.swap(key, encode(kept), placed.revision)
+    await directory.swap(key, encode(kept), placed.revision)
 
 
 async def _retry(attempt: Callable[[], Awaitable[_Result]]) -> _Result:

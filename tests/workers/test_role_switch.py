@@ -409,11 +409,18 @@ def test_without_a_directory_a_switch_ends_with_the_old_role_and_the_order_is_gi
         etcd.restart()
 
         async def is_ordered() -> bool:
-            reply = await client.control("left", SwitchRole(Role.PREFILL))
-            return isinstance(reply, RoleProgress)
+            return isinstance(await client.control("left", SwitchRole(Role.PREFILL)), RoleProgress)
+
+        async def is_ordered_back() -> bool:
+            return isinstance(await client.control("left", SwitchRole(Role.DECODE)), RoleProgress)
 
         await until("the old order is given up", is_ordered, PATIENT_S)
         await wait_role(client, "left", Role.PREFILL, told.epoch + 1)
+        etcd.kill()
+        etcd.wipe()
+        etcd.restart()
+        await until("it goes back, by the word of a new directory", is_ordered_back, PATIENT_S)
+        await wait_role(client, "left", Role.DECODE, told.epoch + 2)
 
     run_client(mortal_pair, body)
 

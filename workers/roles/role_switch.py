@@ -54,7 +54,7 @@ class RoleSwitch:
         self._standing: Standing | None = None
         self._under_way: PlacedOrder | None = None
         self._scope: asyncio.Timeout | None = None
-        self._settled = 0  # the revision up to which orders are dealt with
+        self._dealt_with: tuple[PlacedOrder, ...] = ()  # the last one that failed, as it was, and as begun
         self._stage: RoleStage = "serving"
         self._changed = asyncio.Event()
         self._at_rest = asyncio.Event()
@@ -136,7 +136,7 @@ class RoleSwitch:
         placed = self._orders.find(self._term.worker)
         if placed is None or self._term.state is WorkerState.LEAVING:
             return None
-        is_new = placed.revision > self._settled and placed.order.epoch > self._term.epoch
+        is_new = placed not in self._dealt_with and placed.order.epoch > self._term.epoch
         return placed if is_new else None
 
     def _note_change(self) -> None:
@@ -225,23 +225,24 @@ class RoleSwitch:
         if self._stage != "serving" and self._term.state is WorkerState.DRAINING:
             self._term.turn(WorkerState.READY)
             await self._announce(standing)
-        self._settle(placed)
+        self._note_dealt_with(placed)
         self._end(fault)
         if self._term.state is not WorkerState.LEAVING:
             await self._give_up(placed, standing)
 
-    def _settle(self, placed: PlacedOrder) -> None:
+    def _note_dealt_with(self, placed: PlacedOrder) -> None:
+        """What the watch shows of it from now on is late, or begun by a check whose answer was lost."""
         found = self._orders.find(self._term.worker)
-        self._settled = placed.revision
-        if found is not None and _is_begun(found, placed):
-            self._settled = found.revision
+        is_begun = found is not None and _is_begun(found, placed)
+        self._dealt_with = (placed, found) if found is not None and is_begun else (placed,)
 
     async def _give_up(self, placed: PlacedOrder, standing: Standing) -> None:
         """Until the directory has it no more. While it is away a next life would take the order's role."""
         backoff = Backoff()
         while (found := self._orders.find(self._term.worker)) is not None and self._stands(placed):
+            self._note_dealt_with(placed)
             try:
-                self._settled = await standing.give_up(found)
+                await standing.give_up(found)
                 return
             except Conflict:
                 await asyncio.sleep(backoff.next_s())

@@ -60,6 +60,6 @@ class Standing:
         """As `begin_order`."""
         return await begin_order(self._directory, self._ns, placed, self._registration.card(self._term))
 
-    async def give_up(self, placed: PlacedOrder) -> int:
+    async def give_up(self, placed: PlacedOrder) -> None:
         """As `give_up_order`."""
-        return await give_up_order(self._directory, self._ns, placed, self._registration.card(self._term))
+        await give_up_order(self._directory, self._ns, placed, self._registration.card(self._term))
