@@ -51,7 +51,7 @@ class PlannerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             gt=0,
         ),
     ] = 10.0
-    look_s: Annotated[float, Meta(description="seconds between two looks at all reports", gt=0)] = 1.0
+    look_s: Annotated[float, Meta(description="seconds between two looks at all reports", gt=0)] = 0.5
     memory_s: Annotated[
         float, Meta(description="seconds after which what came before counts a third of what comes", gt=0)
     ] = 15.0

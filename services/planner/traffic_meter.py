@@ -18,6 +18,9 @@ LEAST_COUNT = 10
 """Fewer latencies than this say nothing."""
 FLOW_SAMPLES = 0.55
 """A forecast rests on what comes in this share of the memory: 1 over the integral of its squared kernel."""
+NUM_DEVIATIONS = 2.0
+MOST_LONGER = 2.0
+"""So many times longer than those that have ended the others are taken to be at most."""
 SIZE_SPREAD = 2.0
 """1 + the squared variation of the sizes of requests, were they exponential."""
 
@@ -90,6 +93,18 @@ def _sum(all_numbers: Collection[_Numbers]) -> _Numbers:
     )
 
 
+def _answer_tokens(window: _Numbers) -> float:
+    """How long an answer is. Where answers become longer, those that have ended are the short ones yet: then
+    what came in all over the number of ends says more, unless the difference is chance.
+
+    Source: the mean of a lifetime when some still live, as total time over deaths (Epstein and Sobel 1953).
+    """
+    of_ended = window.answer_tokens / window.num_ended
+    of_all = window.output_tokens / window.num_ended
+    chance = 1.0 + NUM_DEVIATIONS / sqrt(window.num_ended)
+    return min(of_all, MOST_LONGER * of_ended) if of_all > chance * of_ended else of_ended
+
+
 class TrafficMeter:
     """One model's. Knows no clock."""
 
@@ -140,7 +155,7 @@ class TrafficMeter:
         if window.num_begun:
             self._prompt_tokens = window.prompt_tokens / window.num_begun
         if window.num_ended:
-            self._answer_tokens = window.answer_tokens / window.num_ended
+            self._answer_tokens = _answer_tokens(window)
 
     def forget_latencies(self) -> None:
         """What was felt until now says nothing of how it is with another split."""

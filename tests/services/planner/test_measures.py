@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -128,6 +129,27 @@ def test_frontends_add_up_and_their_coming_and_going_is_no_traffic() -> None:
     assert (both.prompt_tokens, both.answer_tokens) == (75.0, 10.0)
     assert (both.num_waiting, both.waiting_tokens) == (5, 375.0)
     assert (both.ttft_s, both.itl_s) == (LATENCY_BOUNDS_S[1], LATENCY_BOUNDS_S[2])
+
+
+def test_answers_that_become_longer_are_told_before_they_end() -> None:
+    meter = TrafficMeter(RULES)
+    meter.measure(0.0)
+    for second in range(1, 41):
+        meter.hear("a", _traffic(20 * second))
+        meter.measure(float(second))
+    assert meter.traffic().answer_tokens == 10.0
+    before = _traffic(800)
+    for second in range(1, 6):
+        longer = msgspec.structs.replace(
+            before,
+            num_begun=before.num_begun + 20 * second,
+            num_ended=before.num_ended + 5 * second,
+            answer_tokens=before.answer_tokens + 50 * second,
+            output_tokens=before.output_tokens + 400 * second,
+        )
+        meter.hear("a", longer)
+        meter.measure(40.0 + second)
+    assert 15.0 < meter.traffic().answer_tokens <= 20.0
 
 
 def test_a_silence_of_all_is_made_good_and_taken_for_no_peak() -> None:
