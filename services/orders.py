@@ -12,7 +12,7 @@ yet.
 ```
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -135,12 +135,14 @@ async def place_order(
     limit_s: float = 30.0,
     placed_by: str = "operator",
     reason: str = "",
+    only_if: Sequence[Guard] = (),
 ) -> Order:
-    """Have `worker` take `role`, as soon as it has let go of the work of the role that it has.
+    """Have `worker` take `role`, as soon as it has let go of the work of the role that it has; provided that
+    what `only_if` names is as it says.
 
     Raises:
         InvalidRequest: no such worker, it has that role, takes no orders now, or is the last to decode.
-        Conflict: others were quicker again and again.
+        Conflict: others were quicker again and again, or something is not as `only_if` says.
     """
     if not limit_s > 0:
         raise InvalidRequest(field="limit_s", reason=f"{limit_s} s is no time to let go in")
@@ -154,7 +156,7 @@ async def place_order(
         order = Order(worker, role, card.epoch + 1, mode, limit_s, placed_by, reason)
         key = keys.order(ns, worker)
         own = [Guard(entry.key, entry.revision), Guard(key, before.revision if before is not None else 0)]
-        await directory.transact([*own, *turn.guards], (Put(key, encode(order)), turn.bump))
+        await directory.transact([*only_if, *own, *turn.guards], (Put(key, encode(order)), turn.bump))
         return order
 
     return await _retry(place)

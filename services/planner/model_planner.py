@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from proto.errors import Conflict, InvalidRequest, KvmeshError
+from proto.errors import InvalidRequest, KvmeshError
 from proto.reports import LoadReport
 from proto.roles import Order
-from services.directory import Directory
+from services.directory import Directory, Guard
 from services.orders import place_order, take_back
 from services.planner.explanation import explain
 from services.planner.metrics import Outcome, PlannerMetrics
@@ -122,15 +122,15 @@ class ModelPlanner:
         fields = {"model": self._model, "worker": move.worker, "to": move.to, "took_s": round(took_s, 3)}
         _log.info("a move has ended: %s", outcome, extra=fields)
 
-    async def act(self, picture: Picture, leads: Callable[[], Awaitable[bool]], now_s: float) -> None:
-        """Decides and orders. `leads` is asked right before an order, of the directory itself."""
+    async def act(self, picture: Picture, lead: Callable[[], Awaitable[Guard]], now_s: float) -> None:
+        """Decides and orders. `lead` is asked right before an order: the condition to place it under."""
         decision = self._planning.decide(picture, now_s)
         following = self._following
         if decision.action == "begin" and decision.move is not None and following is None:
             _log.info(
                 "a move begins: %s", decision.reason, extra=self._explain(decision.move, decision, picture)
             )
-            await self._begin(decision.move, decision.reason, leads, now_s)
+            await self._begin(decision.move, decision.reason, lead, now_s)
         elif decision.action == "take_back" and following is not None and not following.is_taken_back:
             await self._take_back(following, decision, picture)
 
@@ -145,13 +145,11 @@ class ModelPlanner:
             self._thought = thought
 
     async def _begin(
-        self, move: Move, reason: str, leads: Callable[[], Awaitable[bool]], now_s: float
+        self, move: Move, reason: str, lead: Callable[[], Awaitable[Guard]], now_s: float
     ) -> None:
         """An order that was not placed is an end like others."""
         try:
-            if not await leads():
-                raise Conflict(key="the lead")
-            order = await self._order(move, reason)
+            order = await self._order(move, reason, await lead())
         except KvmeshError as error:
             _log.warning("not ordered: %s", error, extra={"model": self._model, "worker": move.worker})
             self._planning.note_failed(move, now_s)
@@ -159,7 +157,7 @@ class ModelPlanner:
         else:
             self._following = Following(move, order.epoch, now_s, was_seen=False)
 
-    async def _order(self, move: Move, reason: str) -> Order:
+    async def _order(self, move: Move, reason: str, lead: Guard) -> Order:
         return await place_order(
             self._directory,
             self._ns,
@@ -168,6 +166,7 @@ class ModelPlanner:
             limit_s=self._let_go_s,
             placed_by=PLANNER,
             reason=reason,
+            only_if=[lead],
         )
 
     async def _take_back(self, following: Following, decision: Decision, picture: Picture) -> None:

@@ -135,7 +135,7 @@ class PlannerService:
         if self._settings.dry_run:
             model.think(picture, now_s)
         else:
-            await model.act(picture, lambda: self._election.confirm(self._directory), now_s)
+            await model.act(picture, lambda: self._election.lead(self._directory), now_s)
 
     def _new_model(self, name: str) -> ModelPlanner:
         settings = self._settings

@@ -10,10 +10,10 @@ import pytest
 from proto import keys
 from proto.cards import KvClass, WorkerCard
 from proto.codec import encode
-from proto.errors import InvalidRequest
+from proto.errors import Conflict, InvalidRequest
 from proto.names import new_id
 from proto.roles import DrainMode, Order, Role, WorkerState
-from services.directory import Directory, DirectorySettings, open_directory
+from services.directory import Directory, DirectorySettings, Guard, open_directory
 from services.orders import (
     NUM_TRIES,
     PlacedOrder,
@@ -73,6 +73,22 @@ def test_the_last_ready_decode_worker_stays(etcd_server: Server, other: WorkerCa
                 with pytest.raises(InvalidRequest, match="a is the last ready decode worker of 'org/m'"):
                     await refuse(directory, ns, card("a"))
             assert await directory.get(keys.orders_of(ns, "org/m")) is None
+
+    asyncio.run(run())
+
+
+def test_an_order_whose_condition_does_not_hold_is_not_placed(etcd_server: Server) -> None:
+    async def run() -> None:
+        ns = new_id()
+        async with open_directory(DirectorySettings(endpoints=[etcd_server.url])) as directory:
+            await put(directory, ns, card("a"), card("b"))
+            lead = Guard(f"{ns}/lead", 0)
+            await directory.put(lead.key, b"somebody else's")
+            with pytest.raises(Conflict):
+                await place_order(directory, ns, "a", Role.PREFILL, only_if=[lead])
+            assert await read_order(directory, ns, "a") is None
+            await directory.delete(lead.key)
+            assert (await place_order(directory, ns, "a", Role.PREFILL, only_if=[lead])).epoch == 2
 
     asyncio.run(run())
 

@@ -4,8 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from proto import keys
-from services.directory import Directory, DirectorySettings, open_directory
+from proto.errors import Conflict
+from services.directory import Directory, DirectorySettings, Put, open_directory
 from services.etcd import EtcdClient, open_channel
 from services.planner.election import Election, line_up
 from services.servers import Server
@@ -43,10 +46,11 @@ def test_the_first_leads_and_the_next_one_after_it(etcd_server: Server, namespac
                 entries = await directory.list(keys.planners(namespace))
                 assert line_up(entries) == ["second-by-name", "a-first-by-name"]
                 assert not second.leads
-                assert not await second.confirm(directory)
+                with pytest.raises(Conflict):
+                    await second.lead(directory)
                 await directory.delete(keys.planner(namespace, "second-by-name"))
                 await wait_for(lambda: second.leads and not first.leads, LIMIT_S)
-                assert await second.confirm(directory)
+                assert (await second.lead(directory)).key == keys.planner(namespace, "a-first-by-name")
 
     asyncio.run(body())
 
@@ -61,8 +65,13 @@ def test_one_that_lost_its_lease_leads_no_more_and_is_last_in_line(
             open_channel([etcd_server.url]) as channel,
         ):
             await wait_for(lambda: first.leads, LIMIT_S)
+            lead = await first.lead(directory)
+            await directory.transact([lead], [Put(f"{namespace}/ordered", b"while it leads")])
             await EtcdClient(channel, LIMIT_S).revoke(directory.lease_id, LIMIT_S)
-            assert not await first.confirm(directory)
+            with pytest.raises(Conflict):
+                await first.lead(directory)
+            with pytest.raises(Conflict):
+                await directory.transact([lead], [Put(f"{namespace}/ordered", b"after it led")])
             await wait_for(lambda: second.leads and not first.leads, LIMIT_S)
 
             async def line() -> list[str]:
