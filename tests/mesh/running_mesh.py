@@ -74,6 +74,16 @@ class RunningMesh:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
+    def worker_names(self) -> dict[str, str]:
+        """What the directory calls each worker, and what its launcher does."""
+        workers = [child for child in self.file.processes if child.kind == "worker"]
+        return {self._process_name(child): child.name for child in workers}
+
+    def _process_name(self, child: RunningProcess) -> str:
+        infos = [one for one in self._samples(child) if one.name == "kvmesh_process_info"]
+        (name,) = (info.labels["process"] for info in infos)
+        return name
+
     def _samples(self, child: RunningProcess) -> list[Sample]:
         text = self.http.get(f"{child.admin_url}/metrics", timeout=SCRAPE_S).text
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]

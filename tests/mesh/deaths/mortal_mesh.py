@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -138,17 +139,24 @@ class MortalMesh:
     def newcomer(self) -> Iterator[str]:
         """One more decode worker, which no launcher knows and which waits for etcd; its admin port's URL."""
         port = reserve_port()
-        argv = [sys.executable, "-m", "services.cli", "worker", "--name", "newcomer", "--engine", "simulated"]
-        argv += ["--model", str(self._model), "--bus-url", self.nats.url, "--admin-port", str(port)]
-        argv += ["--directory-endpoints", self.etcd.url, "--mesh-drain-limit-s", "5"]
-        argv += ["--directory-connect-timeout-s", "120"]
-        log = self.running.state / "logs" / "newcomer.log"
-        child = spawn_child(argv, log=log, environ=os.environ | TIMES)
+        child = self.spawn_worker("newcomer", port, TIMES)
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
             code = end_child(child, 10)
-        assert code == 0, log.read_text()
+        assert code == 0, self.running.log("newcomer")
+
+    def spawn_worker(self, name: str, port: int, environ: dict[str, str]) -> "subprocess.Popen[bytes]":
+        """A simulated decode worker that no launcher knows, and that waits for etcd.
+
+        Args: `port`: of its admin pages.
+        """
+        argv = [sys.executable, "-m", "services.cli", "worker", "--name", name, "--engine", "simulated"]
+        argv += ["--model", str(self._model), "--bus-url", self.nats.url, "--admin-port", str(port)]
+        argv += ["--directory-endpoints", self.etcd.url, "--mesh-drain-limit-s", "5"]
+        argv += ["--directory-connect-timeout-s", "120"]
+        log = self.running.state / "logs" / f"{name}.log"
+        return spawn_child(argv, log=log, environ=os.environ | environ)
 
 
 def _is_ready(admin_url: str) -> bool:
