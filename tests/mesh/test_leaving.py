@@ -20,7 +20,7 @@ from services.jetstream import ApiReply, ask_api
 from tests.mesh.running_mesh import RunningMesh, run_mesh
 from tests.tiny_model import write_tiny_llama
 
-SEED_VARIABLE = "KVMESH_TEST_SEED"
+SEED_VARIABLE = "TEST_SEED"
 NUM_TOGETHER = 32
 LIMIT_S = 90.0
 PATIENCE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)

@@ -20,7 +20,7 @@ from services.servers import Server, plan_etcd, plan_nats, reserve_port, start_n
 from tests.mesh.apart import STOP_S, LoneProcess, start_alone, wait_until
 from tests.tiny_model import write_tiny_llama
 
-SEED_VARIABLE = "KVMESH_TEST_SEED"
+SEED_VARIABLE = "TEST_SEED"
 APPLICATIONS = ("router", "frontend", "prefill", "decode")
 SERVERS = ("nats", "etcd")
 MAX_PAUSE_S = 0.7

@@ -11,7 +11,7 @@ import pytest
 from tests.mesh.deaths.crowd import Crowd, Reading
 from tests.mesh.deaths.mortal_mesh import MortalMesh, prompts_of, seconds_since
 
-SEED_VARIABLE = "KVMESH_TEST_SEED"
+SEED_VARIABLE = "TEST_SEED"
 NUM_STREAMS = 64
 NUM_TOKENS = 60
 LONG_S = 300.0
