@@ -12,10 +12,10 @@ BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check bench soak clean
+.PHONY: help setup serve demo-roles test check bench soak clean
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(VENV)/.ready ## make .venv with every pinned dependency (TORCH_INDEX=URL chooses the torch builds)
 
@@ -30,6 +30,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 serve: setup ## serve MODEL on PORT with one prefill and one decode worker (ARGS= passes more to `kvmesh up`)
 	@$(BIN)/kvmesh up --model $(MODEL) --port $(PORT) --state $(STATE) $(ARGS)
+
+demo-roles: setup ## watch the roles of simulated workers follow a load that swings (ARGS="--seconds 30" ends it)
+	@$(BIN)/kvmesh pull smollm2-135m >/dev/null
+	@$(BIN)/kvmesh demo-roles --state $(STATE)/demo-roles $(ARGS)
 
 test: setup ## the short forms of every test, in minutes
 	@$(BIN)/kvmesh pull smollm2-135m

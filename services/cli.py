@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from proto.errors import InvalidSetting, KvmeshError
+from services.demo.demo_command import demo_roles
 from services.drain import drain
 from services.entry import KINDS, TRIAL_KINDS, ProcessEntry, find_entry
 from services.launcher.up_settings import UpSettings
@@ -119,6 +120,7 @@ def pull(name: Annotated[str, typer.Argument(help="catalog name, hub name (org/n
 app.command("drain")(drain)
 app.command("role")(role)
 app.command("replay")(replay)
+app.command("demo-roles")(demo_roles)
 app.add_typer(trace_commands.app)
 
 

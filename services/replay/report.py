@@ -55,7 +55,7 @@ def make_report(label: str, readings: Sequence[Reading], limits: Limits, speed: 
     """`speed`: how many of the trace's seconds one of the readings' is."""
     answered = [reading for reading in readings if not reading.error]
     duration_s = speed * _span_s(readings)
-    num_good = sum(_is_good(reading, limits, speed) for reading in answered)
+    num_good = sum(is_good(reading, limits, speed) for reading in answered)
     return Report(
         label=label,
         num_requests=len(readings),
@@ -99,7 +99,8 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(sum(ordered) / len(ordered), percentile(50), percentile(90), percentile(99))
 
 
-def _is_good(reading: Reading, limits: Limits, speed: float) -> bool:
+def is_good(reading: Reading, limits: Limits, speed: float) -> bool:
+    """Of an answered request: it kept both limits."""
     return speed * reading.ttft_s <= limits.ttft_s and speed * reading.mean_itl_s <= limits.itl_s
 
 

@@ -37,10 +37,11 @@ class SimulatedMesh:
     etcd: str
     routing: Mapping[str, Any] = field(default_factory=dict)
     serving: Mapping[str, Any] = field(default_factory=dict)
+    beat_s: float = MeshSettings().beat_s
     processes: dict[str, LoneProcess] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.mesh = MeshSettings(ns=f"test-{new_id()}", drain_limit_s=1.0)
+        self.mesh = MeshSettings(ns=f"test-{new_id()}", beat_s=self.beat_s, drain_limit_s=1.0)
         self.port = reserve_port()
         self.models: set[str] = set()
         self._stack = ExitStack()
@@ -67,12 +68,16 @@ class SimulatedMesh:
         """Simulated workers `name`-0 and so on; whoever starts several waits for all of them together."""
         folder = self.folder / model
         if model not in self.models:
-            _write_text(folder)
+            write_text(folder)
             self.models.add(model)
         self._start("simulate", name, model=str(folder), name=name, **simulate)
 
+    def start_planner(self, name: str, **settings: Any) -> None:
+        """It orders nothing before it has heard enough; whoever starts one looks at what it does."""
+        self._start("planner", name, **settings)
+
     def end_crowd(self, name: str) -> None:
-        """Its workers leave in good order.
+        """Its workers leave in good order; or a planner does.
 
         Raises:
             AssertionError: they do not, or too slowly.
@@ -121,7 +126,8 @@ class SimulatedMesh:
         self._stack.callback(lone.process.close)
 
 
-def _write_text(folder: Path) -> None:
+def write_text(folder: Path) -> None:
+    """A folder of a model with its tokenizer alone."""
     for file in write_tiny_llama(folder).iterdir():
         if not file.name.startswith("tokenizer"):
             file.unlink()
