@@ -8,12 +8,13 @@
    │ ── SequencePinned ─────────────────────────────────────► │  reads the bulk while the source decodes
    │ ◄─ TakeOver(first) ───────────────────────────────────── │
    │ ── TakenOver: all tokens, the last blocks ─────────────► │  the sequence is frozen at the source
-   │                             │ ◄────── the first tokens ─ │  reads them, and decodes
+   │                             │ ◄── it has taken over ──── │  reads them, and goes on
    │ ◄──────────────── Cancel ── │                            │
 ```
 
-The frontend decides: until the taker's tokens come, the old attempt counts, and a source whose frozen
-sequence nobody cancels thaws it. Both draw the same tokens, so nothing is lost or repeated whoever goes on.
+The frontend decides: until the taker's word or tokens come, the old attempt counts, and a source whose
+frozen sequence nobody cancels thaws it. Both draw the same tokens, so nothing is lost or repeated whoever
+goes on.
 """
 
 from proto.roles import DrainMode

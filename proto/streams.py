@@ -40,7 +40,8 @@ class Frame(PackedStruct, frozen=True):
     """A piece of a stream. The first frame of an attempt has no tokens: it says that the worker has accepted.
 
     `offset` counts generated tokens of the request before this frame's first; `tokens` are packed.
-    `prefilled` comes with the first token of an attempt.
+    `prefilled` comes with the first token of an attempt. `has_taken_over`: the worker that it was asked to
+    relieve has stopped, and all that one had is here.
     """
 
     request: str
@@ -49,6 +50,7 @@ class Frame(PackedStruct, frozen=True):
     tokens: bytes = b""
     end: End | None = None
     prefilled: Prefilled | None = None
+    has_taken_over: bool = False
 
 
 class StepFrames(WireStruct, frozen=True, tag="frames"):

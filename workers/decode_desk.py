@@ -143,7 +143,9 @@ class DecodeDesk:
         served.note_taken(taken)
         if taken.tokens:
             served.first_s = time.monotonic()
-            self._outbox.add(served.stream, pack_tokens(taken.tokens), None, served.prefilled())
+        if taken.is_given:
+            prefilled = served.prefilled() if taken.tokens else None
+            self._outbox.take_over(served.stream, pack_tokens(taken.tokens), prefilled)
         tokens = spec.tokens + taken.tokens
         is_whole = taken.num_computed % self._card.kv_class.block_size == 0
         choice = self._choose(len(tokens), taken.num_computed, {}, served) if is_whole else None

@@ -93,6 +93,13 @@ class Outbox:
             stream.ended_s = time.monotonic()
         self._post(stream, frame)
 
+    def take_over(self, stream: Outgoing, tokens: bytes, prefilled: Prefilled | None) -> None:
+        """Append what its source generated last, if anything: from now on the stream is this worker's."""
+        frame = Frame(stream.request, stream.attempt, stream.offset, tokens, None, prefilled, True)
+        stream.tokens += tokens
+        stream.prefilled = prefilled
+        self._post(stream, frame)
+
     def has(self, request: str, attempt: int) -> bool:
         return attempt in self._streams.get(request, {})
 

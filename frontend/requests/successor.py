@@ -1,12 +1,13 @@
 """The attempt that shall relieve the current one, whose worker wants to let it go.
 
 ```
- PleaseMove ─► ROUTING ─► SENT ─► ACCEPTED ─► its tokens reach as far as ours: it relieves the current one
+ PleaseMove ─► ROUTING ─► SENT ─► ACCEPTED ─► it reaches as far as ours: it relieves the current one
                   │         │         │
                   └─────────┴─────────┴─► refused, lost, silent, ended: it is dropped as if never issued
 ```
 
-Until then the current attempt counts, and this one's tokens are looked at for their reach alone.
+Until then the current attempt counts, and this one's tokens are looked at for their reach alone. One that has
+taken over need not show a token first.
 """
 
 import msgspec
@@ -56,5 +57,5 @@ def has_failed(frame: Frame) -> bool:
 
 def reaches(frame: Frame, num_tokens: int) -> bool:
     """Whether its worker has what `num_tokens` are, and goes on from there."""
-    has_news = bool(frame.tokens) or frame.end is not None
+    has_news = bool(frame.tokens) or frame.end is not None or frame.has_taken_over
     return has_news and frame.offset + count_tokens(frame.tokens) >= num_tokens

@@ -204,7 +204,8 @@ def random_prompt(num_tokens: int, seed: int) -> list[int]:
 class Stream:
     """One attempt, as its frames have come. After a gap nothing more is taken.
 
-    Units: `at_s` seconds on the monotonic clock, when each of the tokens came.
+    Units: `at_s` seconds on the monotonic clock, when each of the tokens came; `taken_over_at` how many were
+    there when its worker had taken it over.
     """
 
     worker: str
@@ -214,6 +215,7 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
     num_frames: int = 0
+    taken_over_at: int | None = None
     end: End | None = None
     fault: str = ""
 
@@ -226,6 +228,8 @@ class Stream:
         else:
             self.tokens += unpack_tokens(frame.tokens)
             self.at_s += [time.monotonic()] * (len(self.tokens) - len(self.at_s))
+            if frame.has_taken_over:
+                self.taken_over_at = len(self.tokens)
             self.end = frame.end
 
     @property

@@ -142,8 +142,9 @@ def test_a_sequence_in_mid_prefill_moves_with_what_is_computed(pair: Pair) -> No
 
 
 async def relieve_first(client: Client, old: Stream, new: Stream) -> list[int]:
-    """As `relieve`, of one that had no token yet."""
-    await client.wait(lambda: bool(new.tokens), PATIENT_S)
+    """As `relieve`, of one that had no token yet: it does not wait for the first."""
+    await client.wait(lambda: new.taken_over_at is not None, PATIENT_S)
+    assert new.taken_over_at == 0
     await client.cancel(old)
     await client.finish(new, PATIENT_S)
     return new.tokens

@@ -55,6 +55,11 @@ class Taken:
     tokens: list[int]
     prefilled: Prefilled | None = None
 
+    @property
+    def is_given(self) -> bool:
+        """Whether the source has stopped for this worker, and said all."""
+        return self.prefilled is not None
+
 
 class Taking:
     """One hand-over: `run` in one task, `stop` from any other of the loop.

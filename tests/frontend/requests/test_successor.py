@@ -1,5 +1,6 @@
 """A request whose worker wants to let it go: it moves once another one has it; else nothing has happened."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +64,21 @@ def test_the_old_attempt_counts_until_the_successors_tokens_reach_as_far() -> No
     assert state.apply_frame("w0", frame(3, [10]), 0.5) == ()
     assert state.tokens == [7, 8, 9, 10]
     assert state.num_lost == 0
+
+
+def test_a_successor_that_has_taken_over_need_not_show_a_token() -> None:
+    state = moving([])
+    taken = msgspec.structs.replace(frame(0, [], attempt=1), has_taken_over=True)
+    assert state.apply_frame("w1", taken, 0.2) == (CancelAttempt("w0", 0),)
+    assert (state.attempt, state.worker) == (1, "w1")
+
+
+def test_a_successor_that_took_over_less_than_is_known_here_waits_for_more() -> None:
+    state = moving([7])
+    assert state.apply_frame("w0", frame(1, [8, 9]), 0.2) == ()
+    taken = msgspec.structs.replace(frame(1, [8], attempt=1), has_taken_over=True)
+    assert state.apply_frame("w1", taken, 0.3) == ()
+    assert (state.attempt, state.worker) == (0, "w0")
 
 
 def test_a_wish_that_is_said_again_while_a_successor_is_on_its_way_issues_no_other() -> None:
