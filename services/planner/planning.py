@@ -264,12 +264,16 @@ class _Step(msgspec.Struct, frozen=True):
     threshold: float = 0.0
 
     def confirm_s(self, rules: PlanRules, noise: float) -> float:
-        """How long it must have been right. The role that gets a worker can take more in any case; that the
-        one which gives it is still better off may be noise, which it has to outlast."""
+        """How long it must have been right. That a role is short may be noise, and so may be that the one
+        which gives a worker is still better off: both have to outlast it."""
         if self.now is None or self.after is None or self.now.least <= 0.0:
             return rules.confirm_s
+        least = self.now.least
         giver = self.after.decode if self.step > 0 else self.after.prefill
-        share = NOISE_WEIGHT * noise / (giver / self.now.least - 1.0)
+        margin = giver / least - 1.0
+        if least < rules.short_below:
+            margin = min(margin, rules.short_below / least - 1.0)
+        share = NOISE_WEIGHT * noise / margin
         return rules.confirm_s + rules.memory_s * max(0.0, share**2 - 1.0)
 
     def hold(self, reason: str) -> Decision:

@@ -104,6 +104,17 @@ def test_what_may_be_mere_noise_has_to_last() -> None:
     assert planning.decide(picture, 10_000.0).action == "begin"
 
 
+@pytest.mark.parametrize(("prompt_rate", "action"), [(68_000.0, "hold"), (144_000.0, "begin")])
+def test_a_shortage_within_the_noise_has_to_last_and_a_plain_one_has_not(
+    prompt_rate: float, action: str
+) -> None:
+    picture = _picture(Split(4, 4), Load(prompt_rate, 100.0, 1000.0), noise=0.2)
+    planning = Planning(RULES)
+    planning.decide(picture, LONG_S)
+    assert planning.decide(picture, LONG_S + RULES.confirm_s).action == action
+    assert planning.decide(picture, 100 * LONG_S).action == "begin"
+
+
 def test_a_move_the_other_way_waits_until_it_has_cooled_down() -> None:
     planning = _settled(_picture(Split(4, 4), PROMPTS))
     planning.note_done(Move("d-0", Role.PREFILL), LONG_S)
