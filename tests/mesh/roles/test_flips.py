@@ -61,6 +61,7 @@ class Flipper:
         return self.flips[-1].worker if self.flips else ""
 
 
+@pytest.mark.timeout(300)
 def test_eight_flips_under_three_hundred_requests_change_no_answer(mesh: RunningMesh) -> None:
     asyncio.run(flip_under_load(mesh, num_flips=8, num_requests=300))
     mesh.wait_at_rest()
