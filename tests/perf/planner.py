@@ -55,6 +55,7 @@ class Bench:
         planned = await self._play_planned()
         best_prefill = await self._find_best_fixed()
         fixed = await self._play_fixed(best_prefill)
+        assert fixed.good_share, "no request kept the limits under any fixed split: is the machine too busy?"
         if picture is not None:
             draw_story(picture, make_story(planned, fixed, best_prefill))
         recoveries = tell_recoveries(planned)
@@ -96,7 +97,8 @@ class Bench:
             trace = swing((EVEN,), (SETTLING_S + HOUR_S) * as_played, SEED)
             run = await self._mesh.play("steady hour", trace)
         from_s, until_s = SETTLING_S * as_played, (SETTLING_S + HOUR_S) * as_played
-        told = [(round(each.at_s / as_played), each.num_prefill) for each in run.roles if each.at_s > 0.0]
+        roles = roles_between(run.roles, 0.0, until_s)
+        told = [(round(each.at_s / as_played), each.num_prefill) for each in roles]
         print(f"prefill workers over the planner's seconds: {told}", flush=True)
         return count_moves(run.roles, from_s, until_s)
 
