@@ -34,8 +34,8 @@ from tests.perf.sse_load import WORDS
 MODEL = "smollm2-135m"
 NUM_STREAMS = 24
 NUM_DECODE = 3
-NUM_WORDS = 60
-NUM_TOKENS = (60, 70, 80, 90)
+NUM_WORDS = 40
+NUM_TOKENS = (48, 56, 64, 72)
 """Answers end at different times, so that prompts come one by one."""
 QUIET_S = 40.0
 SETTLE_S = 2.0

@@ -15,7 +15,7 @@ from tests.mesh.running_mesh import RunningMesh
 from tests.workers.harness import until
 
 ASK_S = 20.0
-PATIENT_S = 60.0
+PATIENT_S = 120.0
 
 
 @dataclass(frozen=True)
