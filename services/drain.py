@@ -50,7 +50,7 @@ def drain(
             await wait_drained(bus, address.ns, worker, limit_s)
             typer.echo(f"{worker} is drained")
 
-    raise typer.Exit(run_process(run, drain_limit_s=0))
+    raise typer.Exit(run_process(run, drain_limit_s=None))
 
 
 async def wait_drained(bus: Bus, ns: str, worker: str, limit_s: float) -> None:

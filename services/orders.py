@@ -25,6 +25,7 @@ from proto.roles import FIRST_EPOCH, DrainMode, Order, Role, WorkerState
 from services.directory import Directory, Entry, Guard, Put
 
 MAX_SURVIVORS = 32
+MAX_WORDS_CHARS = 1000
 NUM_TRIES = 10
 """Each try that fails means that somebody else has succeeded."""
 
@@ -141,11 +142,14 @@ async def place_order(
     what `only_if` names is as it says.
 
     Raises:
-        InvalidRequest: no such worker, it has that role, takes no orders now, or is the last to decode.
+        InvalidRequest: no such worker, it has that role, takes no orders now, or is the last to decode; or
+            words that are no line.
         Conflict: others were quicker again and again, or something is not as `only_if` says.
     """
     if not limit_s > 0:
         raise InvalidRequest(field="limit_s", reason=f"{limit_s} s is no time to let go in")
+    _check_words("placed_by", placed_by)
+    _check_words("reason", reason)
 
     async def place() -> Order:
         entry = await _read_card_entry(directory, ns, worker)
@@ -160,6 +164,15 @@ async def place_order(
         return order
 
     return await _retry(place)
+
+
+def _check_words(field: str, words: str) -> None:
+    """
+    Raises:
+        InvalidRequest: logs could not hold them in a line.
+    """
+    if len(words) > MAX_WORDS_CHARS or not words.isprintable():
+        raise InvalidRequest(field=field, reason=f"not one line of at most {MAX_WORDS_CHARS} characters")
 
 
 def _check_orderable(card: WorkerCard, before: PlacedOrder | None, role: Role) -> None:

@@ -37,8 +37,10 @@ Main = Callable[[asyncio.Event], Awaitable[None]]
 """The life of a process: returns once it has ended in good order after the event was set."""
 
 
-def run_process(main: Main, *, drain_limit_s: float) -> int:
+def run_process(main: Main, *, drain_limit_s: float | None) -> int:
     """Runs `main` on a loop of its own; the exit code. Belongs on the main thread.
+
+    Without a limit there is nothing to drain: the first signal cuts `main` short.
 
     An error of our tree is one line on stderr. Anything else is a bug, and comes out with its traceback.
     """
@@ -59,7 +61,7 @@ def _say(error: KvmeshError) -> int:
     return EXIT_WRONG_SETTING if isinstance(error, InvalidSetting) else EXIT_FAILED
 
 
-async def _live(main: Main, drain_limit_s: float) -> int:
+async def _live(main: Main, drain_limit_s: float | None) -> int:
     ending = _Ending(drain_limit_s)
     with ending.heard():
         try:
@@ -74,10 +76,10 @@ async def _live(main: Main, drain_limit_s: float) -> int:
 class _Ending:
     """What the signals of one life have done so far."""
 
-    def __init__(self, drain_limit_s: float) -> None:
+    def __init__(self, drain_limit_s: float | None) -> None:
         self.shutdown = asyncio.Event()
         self.is_cut_short = False
-        self._limit_s = drain_limit_s + CLOSE_MARGIN_S
+        self._drain_limit_s = drain_limit_s
         self._timer: asyncio.TimerHandle | None = None
         self._life: asyncio.Task[object] | None = None
 
@@ -100,10 +102,14 @@ class _Ending:
         if self.shutdown.is_set():
             self._cut_short(f"a second {signum.name}")
             return
-        _log.info("%s: ending", signum.name)
         self.shutdown.set()
-        reason = f"not done after {self._limit_s:g} s"
-        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._cut_short, reason)
+        if self._drain_limit_s is None:
+            self._cut_short(signum.name)
+            return
+        _log.info("%s: ending", signum.name)
+        limit_s = self._drain_limit_s + CLOSE_MARGIN_S
+        reason = f"not done after {limit_s:g} s"
+        self._timer = asyncio.get_running_loop().call_later(limit_s, self._cut_short, reason)
 
     def _cut_short(self, reason: str) -> None:
         _log.warning("ending at once: %s", reason)

@@ -47,18 +47,18 @@ def role(
     async def run(_: asyncio.Event) -> None:
         async with open_bus(bus_settings, "kvmesh-role") as bus:
             if to is None:
-                await _show(bus, address.ns, worker, take_back)
+                await _show(bus, address.ns, worker, TakeBackRole() if take_back else AskRole())
             elif wait:
                 await switch_role(bus, address.ns, worker, SwitchRole(to, drain, limit_s), typer.echo)
             else:
                 await _tell(bus, address.ns, worker, SwitchRole(to, drain, limit_s))
                 typer.echo(f"{worker} is on its way to {to}")
 
-    raise typer.Exit(run_process(run, drain_limit_s=0))
+    raise typer.Exit(run_process(run, drain_limit_s=None))
 
 
-async def _show(bus: Bus, ns: str, worker: str, take_back: bool) -> None:
-    progress = await _tell(bus, ns, worker, TakeBackRole() if take_back else AskRole())
+async def _show(bus: Bus, ns: str, worker: str, word: TakeBackRole | AskRole) -> None:
+    progress = await _tell(bus, ns, worker, word)
     typer.echo(f"{worker} is a {progress.role} worker in epoch {progress.epoch}, and {progress.state}")
     if progress.wanted is not None:
         typer.echo(_stage_of(worker, progress))
@@ -89,6 +89,9 @@ async def switch_role(bus: Bus, ns: str, worker: str, order: SwitchRole, say: Sa
                 progress = await _follow(bus, ns, worker, progress, lookout, say)
         except TimeoutError:
             raise DeadlineExceeded(what=f"the switch of {worker}", limit_s=order.limit_s + MARGIN_S) from None
+        except asyncio.CancelledError:
+            say(f"the order stands: `kvmesh role {worker}` tells how far it is, `--take-back` ends it")
+            raise
     if progress.epoch < epoch:
         reason = f"{worker} stays a {progress.role} worker: {progress.reason}"
         raise InvalidRequest(field="role", reason=reason)

@@ -6,6 +6,7 @@ from proto import subjects
 from proto.codec import encode
 from proto.control import CONTROL_REPLIES, ControlRequest
 from proto.errors import InternalFault, InvalidRequest, NoResponder, from_fault
+from proto.names import check_id
 from proto.requests import Refused
 from services.bus import Bus
 
@@ -36,9 +37,10 @@ async def tell_worker(
     """An operator's word: as `ask_worker`, to a name that somebody has typed.
 
     Raises:
-        InvalidRequest: there is no such worker.
+        InvalidRequest: there is no such worker, or can be none.
         KvmeshError: otherwise as `ask_worker`.
     """
+    check_id(worker, "worker")
     try:
         return await ask_worker(bus, ns, worker, request, kind, limit_s)
     except NoResponder:

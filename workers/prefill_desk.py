@@ -162,8 +162,8 @@ class PrefillDesk:
         if job is None or _is_poison(work):
             with suppress(Unavailable, DeadlineExceeded):
                 await work.terminate()
-        elif job.job in self._jobs:
-            await _end_quietly(work)
+        elif job.job in self._jobs or job.owner == self._tools.term.worker:
+            await _end_quietly(work)  # one of its own is from when it decoded: nobody wants it any more
         else:
             self._start(group, job, work)
 

@@ -88,7 +88,8 @@ class PlannerService:
         self._election = Election(settings.mesh.ns, presence.process)
         self._models: dict[str, ModelPlanner] = {}
         self._orders: dict[str, Order] = {}
-        self._has_orders = self._is_leaving = False
+        self._has_orders = False
+        self._is_leaving = False
 
     async def serve(self, shutdown: asyncio.Event) -> None:
         """Until `shutdown` is set."""
@@ -126,14 +127,14 @@ class PlannerService:
         if model is None:
             model = self._models[name] = self._new_model(name)
         model.show(picture)
-        if not (self._election.leads and self._has_orders):
-            model.stand_by()
+        if not self._has_orders:
             return
-        if model.follow(self._orders, self._observation.reports(), picture, now_s):
-            self._observation.forget_latencies(name)
-            return  # the next look sees the new split
         if self._settings.dry_run:
             model.think(picture, now_s)
+        elif not self._election.leads:
+            model.stand_by()
+        elif model.follow(self._orders, self._observation.reports(), picture, now_s):
+            self._observation.forget_latencies(name)  # the next look sees the new split
         else:
             await model.act(picture, lambda: self._election.lead(self._directory), now_s)
 
@@ -203,7 +204,11 @@ class PlannerService:
 
     @asynccontextmanager
     async def _registered(self) -> AsyncIterator[None]:
-        """In line to lead for the time of the body; while etcd is away, as soon as it is back."""
+        """In line to lead for the time of the body; while etcd is away, as soon as it is back. A dry run
+        leads nobody, and so never keeps another from leading."""
+        if self._settings.dry_run:
+            yield
+            return
         key = keys.planner(self._settings.mesh.ns, self._presence.process)
         try:
             await self._directory.own(key, encode(self._presence))

@@ -93,6 +93,22 @@ def test_an_order_whose_condition_does_not_hold_is_not_placed(etcd_server: Serve
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("words", ["two\nlines", "x" * 1001], ids=["two lines", "too long"])
+@pytest.mark.parametrize("field", ["reason", "placed_by"])
+def test_an_order_whose_words_no_log_line_holds_is_refused(
+    etcd_server: Server, field: str, words: str
+) -> None:
+    async def run() -> None:
+        ns = new_id()
+        async with open_directory(DirectorySettings(endpoints=[etcd_server.url])) as directory:
+            await put(directory, ns, card("a"), card("b"))
+            with pytest.raises(InvalidRequest, match=f"{field}: not one line"):
+                await place_order(directory, ns, "a", Role.PREFILL, **{field: words})  # type: ignore[arg-type]
+            assert await read_order(directory, ns, "a") is None
+
+    asyncio.run(run())
+
+
 def test_a_worker_that_is_not_there_is_named(etcd_server: Server) -> None:
     async def run() -> None:
         async with open_directory(DirectorySettings(endpoints=[etcd_server.url])) as directory:

@@ -44,7 +44,7 @@ async def has_a_bug(shutdown):
 
 
 @contextmanager
-def _process(main: str, drain_limit_s: float = 5) -> Iterator[subprocess.Popen[str]]:
+def _process(main: str, drain_limit_s: float | None = 5) -> Iterator[subprocess.Popen[str]]:
     script = f"{_HEAD}\nsys.exit(run_process({main}, drain_limit_s={drain_limit_s}))"
     child = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -87,6 +87,14 @@ def test_a_drain_without_end_is_cut_short_after_its_limit() -> None:
         child.send_signal(signal.SIGTERM)
         output, _ = child.communicate(timeout=3)
         assert output == "draining\nclosed\n"
+        assert child.returncode == 130
+
+
+def test_what_has_nothing_to_drain_ends_at_once() -> None:
+    with _process("hangs", drain_limit_s=None) as child:
+        assert _line(child) == "up"
+        child.send_signal(signal.SIGINT)
+        assert child.communicate(timeout=3)[0] == ""
         assert child.returncode == 130
 
 

@@ -158,14 +158,16 @@ class RoleSwitch:
         order = placed.order
         self._begin(placed)
         told = {"epoch": order.epoch, "placed_by": order.placed_by, "reason": order.reason}
-        log.info("to become a %s worker", order.role, extra=told)
+        log.info("%s is to become a %s worker", order.worker, order.role, extra=told)
         fault = await self._try_switch(placed, standing)
         self._metrics.role_switched(order.role, _outcome(fault), time.monotonic() - began_s)
         if fault:
-            log.warning("it stays a %s worker: %s", self._term.role, fault, extra={"epoch": self._term.epoch})
+            kept = {"epoch": self._term.epoch}
+            log.warning("%s stays a %s worker: %s", order.worker, self._term.role, fault, extra=kept)
             await self._go_on(placed, standing, fault)
         else:
-            log.info("it is a %s worker", order.role, extra={"took_s": round(time.monotonic() - began_s, 3)})
+            took_s = round(time.monotonic() - began_s, 3)
+            log.info("%s is a %s worker", order.worker, order.role, extra={"took_s": took_s})
             await self._announce(standing)
             self._end("")
 

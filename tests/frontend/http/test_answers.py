@@ -220,6 +220,7 @@ def test_models_are_listed_and_shown_and_the_page_of_routes_is_whole(
 
 async def _one(served_http: httpx.AsyncClient) -> str:
     reply = await served_http.post("/v1/completions", json={"model": MODEL, "prompt": "Hello"})
+    assert reply.status_code == 200, reply.text
     text: str = reply.json()["choices"][0]["text"]
     return text
 

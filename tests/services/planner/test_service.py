@@ -2,6 +2,7 @@
 followed by the next one."""
 
 import asyncio
+import logging
 import re
 import signal
 import sys
@@ -157,18 +158,18 @@ def test_a_dry_run_says_what_it_would_do_and_orders_nothing(
 ) -> None:
     async def body() -> None:
         async with _planned_mesh(nats_server, etcd_server, namespace, dry_run=True) as planned:
-            planned.mesh.rates = PROMPTS
 
-            async def has_thought() -> bool:
-                return await planned.read_metric("planner_moves_total", to="prefill", outcome="dry_run") >= 1
+            def thoughts() -> list[logging.LogRecord]:
+                return [each for each in caplog.records if each.getMessage().startswith("a dry run")]
 
             with caplog.at_level("INFO"):
-                await _until(has_thought)
-            thoughts = [each for each in caplog.records if each.getMessage().startswith("a dry run")]
-            fields = thoughts[0].__dict__
+                planned.mesh.rates = PROMPTS
+                await wait_for(lambda: bool(thoughts()), LIMIT_S)
+            fields = thoughts()[0].__dict__
             assert (fields["to"], fields["num_prefill"], fields["best_prefill"]) == ("prefill", 2, 3)
             assert fields["headroom_prefill_now"] < fields["headroom_prefill_after"]
             assert await planned.num_orders() == 0
+            assert not await planned.directory.list(keys.planners(namespace))  # it keeps nobody from leading
 
     asyncio.run(body())
 
