@@ -82,7 +82,8 @@ class PlannerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         float, Meta(description="seconds that a worker is left alone after a failed move; doubling", ge=0)
     ] = 30.0
     speed_up: Annotated[
-        float, Meta(description="all seconds above are divided by it, for workers of simulated time", gt=0)
+        float,
+        Meta(description="all seconds above are divided by it, for workers of simulated time", gt=0, le=1000),
     ] = 1.0
     stale_beats: Annotated[
         float, Meta(description="times mesh.beat_s without a report after which nothing is moved", ge=2)
@@ -92,19 +93,16 @@ class PlannerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 30.0
 
     def __post_init__(self) -> None:
-        for entry in self.limits:
-            if not _MODEL_LIMITS.fullmatch(entry):
-                raise ValueError(f"limits: {entry!r} is not model=ttft_s:itl_s")
+        models = [_read_limits(entry)[0] for entry in self.limits]
+        if len(set(models)) < len(models):
+            raise ValueError("limits: a model is there twice")
         if self.relief_above <= self.short_below:
             raise ValueError("relief_above must be over short_below, or each move is taken back")
 
     def limits_of(self, model: str) -> Limits:
         """What clients of this model shall feel at most."""
-        ttft_s, itl_s = self.ttft_s, self.itl_s
-        for entry in self.limits:
-            found = _MODEL_LIMITS.fullmatch(entry)
-            if found is not None and found["model"] == model:
-                ttft_s, itl_s = float(found["ttft_s"]), float(found["itl_s"])
+        by_model = {name: (ttft_s, itl_s) for name, ttft_s, itl_s in map(_read_limits, self.limits)}
+        ttft_s, itl_s = by_model.get(model, (self.ttft_s, self.itl_s))
         speed_up = self.speed_up
         return Limits(ttft_s / speed_up, itl_s / speed_up, self.quantile, self.max_busy)
 
@@ -144,3 +142,12 @@ class PlannerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     @property
     def beats(self) -> BeatSettings:
         return BeatSettings(interval_s=self.mesh.beat_s, lost_after_s=self.mesh.lost_after_s)
+
+
+def _read_limits(entry: str) -> tuple[str, float, float]:
+    """A model, and its limits of TTFT and ITL in seconds."""
+    found = _MODEL_LIMITS.fullmatch(entry)
+    ttft_s, itl_s = (float(found["ttft_s"]), float(found["itl_s"])) if found is not None else (0.0, 0.0)
+    if found is None or not (ttft_s > 0 and itl_s > 0):
+        raise ValueError(f"limits: {entry!r} is not model=ttft_s:itl_s, both over 0")
+    return found["model"], ttft_s, itl_s

@@ -338,8 +338,19 @@ def test_limits_of_a_model_may_differ() -> None:
     chosen = PlannerSettings(limits=["org/m=1.5:0.05"])
     assert (chosen.limits_of("org/m").ttft_s, chosen.limits_of("org/m").itl_s) == (1.5, 0.05)
     assert chosen.limits_of("other").ttft_s == chosen.ttft_s
-    with pytest.raises(ValueError, match="is not model=ttft_s:itl_s"):
-        PlannerSettings(limits=["org/m"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (["org/m"], "is not model=ttft_s:itl_s"),
+        (["m=0:0.05"], "both over 0"),
+        (["m=1:1", "m=2:2"], "a model is there twice"),
+    ],
+)
+def test_limits_that_say_nothing_are_refused(limits: list[str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        PlannerSettings(limits=limits)
 
 
 def test_plenty_for_all_is_all_there_is_to_say_of_no_load() -> None:
