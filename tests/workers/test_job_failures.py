@@ -179,6 +179,17 @@ def test_jobs_that_nobody_can_do_hold_up_no_other(queueing: Fleet) -> None:
     run_client(queueing, body)
 
 
+def test_a_job_of_the_workers_own_from_when_it_decoded_is_done_with(queueing: Fleet) -> None:
+    async def body(client: Client) -> None:
+        life = client.reports["prefill"].incarnation
+        own = msgspec.structs.replace(sound_job(), owner="prefill", owner_incarnation=life)
+        await put_all(client, queueing.ns, [encode(own)])
+        assert (await client.generate("decode", random_prompt(LONG, 9))).final.prefill == "remote"
+        assert "meeting prefill" not in queueing.worker("prefill").log
+
+    run_client(queueing, body)
+
+
 def test_an_etcd_that_is_started_again_in_mid_prefill_is_seen_by_nobody(on_own_etcd: Fleet) -> None:
     async def body(client: Client) -> None:
         stream = await client.begin("decode", random_prompt(LONG, 5))
