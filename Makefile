@@ -36,9 +36,9 @@ demo-roles: setup ## watch the roles of simulated workers follow a load that swi
 	@$(BIN)/kvmesh pull smollm2-135m >/dev/null
 	@$(BIN)/kvmesh demo-roles --state $(STATE)/demo-roles $(ARGS)
 
-test: setup ## the short forms of every test, in minutes (JOBS at once)
+test: setup ## the short forms of every test, in minutes (JOBS files at once)
 	@$(BIN)/kvmesh pull smollm2-135m
-	@$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 soak: setup ## the long forms
 	@$(BIN)/kvmesh pull smollm2-135m

@@ -13,15 +13,6 @@ from services.servers import Server, start_etcd, start_nats
 # before torch is imported: its threads spin for one another, and on a busy machine that takes minutes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-TESTS = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several tests run at once: whole meshes one after the other, beside the files of all else."""
-    for item in items:
-        file = item.path.relative_to(TESTS)
-        item.add_marker(pytest.mark.xdist_group("mesh" if file.parts[0] == "mesh" else str(file)))
-
 
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
