@@ -5,7 +5,6 @@ PORT        ?= 8000
 STATE       ?= .state
 MODEL       ?= smollm2-135m
 TORCH_INDEX ?=
-JOBS        ?= 2
 ARGS        ?=
 
 VENV := .venv
@@ -36,9 +35,9 @@ demo-roles: setup ## watch the roles of simulated workers follow a load that swi
 	@$(BIN)/kvmesh pull smollm2-135m >/dev/null
 	@$(BIN)/kvmesh demo-roles --state $(STATE)/demo-roles $(ARGS)
 
-test: setup ## the short forms of every test, in minutes (JOBS files at once)
+test: setup ## the short forms of every test, in minutes
 	@$(BIN)/kvmesh pull smollm2-135m
-	@$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 soak: setup ## the long forms
 	@$(BIN)/kvmesh pull smollm2-135m

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from proto import keys
 from services.directory import Directory, open_directory
 from services.process import EXIT_WRONG_SETTING
@@ -35,6 +37,7 @@ async def wait_unlisted(directory: Directory, ns: str) -> None:
     await until("its lease is gone", is_unlisted, LIMIT_S)
 
 
+@pytest.mark.slow
 def test_a_worker_that_wakes_beside_its_successor_leaves_and_takes_nothing_from_it(
     nats_server: Server, etcd_server: Server, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Nothing that rests for an hour is forgotten that the next transfer needs."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_the_first_transfer_after_an_idle_hour_works(
             after = await prefill_remotely(client, 2)
             await client.wait_rest("decode", "prefill")
         assert [before, after] == await expected_tokens(computing, [random_prompt(300, n) for n in (1, 2)])
-        assert all("the event loop was 36" in worker.log for worker in fleet.workers)
+        assert all(re.search(r"the event loop was 3[5-9]\d\d", worker.log) for worker in fleet.workers)
         assert all(worker.ailments == {} for worker in fleet.workers)
 
     try:

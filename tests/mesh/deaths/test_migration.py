@@ -77,6 +77,7 @@ def is_refused(reading: Reading) -> bool:
     return reading.status == 503 and '"code":"disconnected"' in said and not reading.pieces
 
 
+@pytest.mark.slow
 def test_workers_killed_at_random_under_64_streams_cost_no_request(mesh: MortalMesh) -> None:
     with migrating(mesh) as killer:
         killer.kill_one()

@@ -56,6 +56,7 @@ def stream_through(mesh: MortalMesh, stop_s: float, *names: str) -> None:
     assert mesh.running.pids == pids
 
 
+@pytest.mark.slow
 def test_one_of_each_kind_is_stopped_and_goes_on_and_its_streams_went_on_without_it(
     mesh: MortalMesh,
 ) -> None:
@@ -64,6 +65,7 @@ def test_one_of_each_kind_is_stopped_and_goes_on_and_its_streams_went_on_without
     assert mesh.running.metric("frontend-0", MOVES) > moves, "nothing ran where it was stopped"
 
 
+@pytest.mark.slow
 def test_a_frontend_is_stopped_and_its_clients_read_on_when_it_goes_on(mesh: MortalMesh) -> None:
     stream_through(mesh, STOP_S, "frontend-0")
 

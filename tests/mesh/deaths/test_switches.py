@@ -41,6 +41,7 @@ def chosen() -> random.Random:
     return random.Random(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_something_dies_at_each_stage_of_a_switch_and_one_role_stands(
     mesh: MortalMesh, turncoat: Turncoat, chosen: random.Random

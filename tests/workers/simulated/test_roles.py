@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import httpx
+import pytest
 
 from proto.roles import AskRole, Role, RoleProgress, SwitchRole
 from services.admin import AdminSettings
@@ -30,6 +31,7 @@ async def become(scene: Scene, worker: str, role: Role) -> None:
     await wait_for(lambda: term.role is role, LIMIT_S)
 
 
+@pytest.mark.slow
 def test_requests_go_on_while_a_worker_goes_there_and_back(
     nats_server: Server, etcd_server: Server, text_folder: Path
 ) -> None:
