@@ -171,6 +171,7 @@ async def holdings(bus: Bus, mesh: SimulatedMesh, worker: str) -> Holdings:
     return reply
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_each", "num_added", "num_removed"),
     [

@@ -109,6 +109,7 @@ def check_crowds(
         asyncio.run(body(mesh))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_crowd_that_comes_and_goes_together_costs_no_request(
     nats_server: Server, etcd_server: Server, tmp_path: Path

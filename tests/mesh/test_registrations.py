@@ -120,6 +120,7 @@ async def requests_flowing(crowd: Crowd) -> AsyncIterator[None]:
             asker.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_offer_meets_a_worker_that_does_not_listen_yet(crowd: Crowd) -> None:
     async def body() -> None:

@@ -94,7 +94,7 @@ def test_a_repeated_prompt_hits_the_prefix_cache_and_is_not_prefilled_again(remo
 @pytest.mark.parametrize(
     "is_long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["short", "long"]
 )
-@pytest.mark.parametrize("where", ["remote", "local"])
+@pytest.mark.parametrize("where", ["remote", pytest.param("local", marks=pytest.mark.slow)])
 def test_greedy_tokens_are_those_of_transformers_cold_and_warm(
     where: str, is_long: bool, request: pytest.FixtureRequest
 ) -> None:

@@ -109,6 +109,7 @@ def _start_all(mesh: Starts, chosen: random.Random) -> None:
     wait_until("all are ready", lambda: all(process.is_ready for process in mesh.processes), READY_S)
 
 
+@pytest.mark.slow
 def test_processes_started_in_any_order_serve(tmp_path: Path, model: Path) -> None:
     check_starts(tmp_path, model, 3)
 

@@ -175,6 +175,7 @@ async def wait_health(worker: Worker, *, is_well: bool) -> None:
     await until("health has changed", is_so)
 
 
+@pytest.mark.slow
 def test_a_write_that_is_stuck_is_given_up_to_its_owner_whose_answer_is_whole(across: Across) -> None:
     prefill = across.fleet.worker("prefill")
 
@@ -196,6 +197,7 @@ def test_a_write_that_is_stuck_is_given_up_to_its_owner_whose_answer_is_whole(ac
     run_client(across, body)
 
 
+@pytest.mark.slow
 def test_a_read_that_is_stuck_makes_the_holder_compute_instead(across: Across) -> None:
     """It is of the prompt's beginning, which the owner has; the link is back before the rest is pushed."""
     prefill = across.fleet.worker("prefill")
@@ -219,6 +221,7 @@ def test_a_read_that_is_stuck_makes_the_holder_compute_instead(across: Across) -
     run_client(across, body)
 
 
+@pytest.mark.slow
 def test_connections_that_have_died_cost_a_local_prefill_and_are_made_anew(
     across: Across, tiny: Path
 ) -> None:

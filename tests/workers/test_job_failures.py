@@ -197,6 +197,7 @@ def test_a_job_of_the_workers_own_from_when_it_decoded_is_done_with(queueing: Fl
     run_client(queueing, body)
 
 
+@pytest.mark.slow
 def test_an_etcd_that_is_started_again_in_mid_prefill_is_seen_by_nobody(on_own_etcd: Fleet) -> None:
     async def body(client: Client) -> None:
         stream = await client.begin("decode", random_prompt(LONG, 5))

@@ -94,6 +94,7 @@ def test_messages_that_are_lost_or_doubled_leak_nothing_and_change_no_token(
         fleet.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "num_requests", [8, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )

@@ -98,7 +98,9 @@ def test_work_with_the_stamp_of_an_old_epoch_is_refused(pair: Fleet) -> None:
     run_client(pair, body)
 
 
-@pytest.mark.parametrize(("engine", "num_tokens"), [("simulated", 300), ("torch", 1900)])
+@pytest.mark.parametrize(
+    ("engine", "num_tokens"), [("simulated", 300), pytest.param("torch", 1900, marks=pytest.mark.slow)]
+)
 def test_what_runs_moves_with_its_tokens_before_the_new_role_begins(
     engine: str, num_tokens: int, request: pytest.FixtureRequest
 ) -> None:

@@ -96,6 +96,7 @@ def test_health_fails_while_a_write_is_stuck_and_all_is_well_once_it_has_ended(
     run_client(over_tcp, body)
 
 
+@pytest.mark.slow
 def test_a_stuck_write_does_not_keep_a_worker_from_ending(over_tcp: Fleet, computing: Fleet) -> None:
     async def body(client: Client) -> None:
         stream = await stop_in_mid_write(over_tcp, client)

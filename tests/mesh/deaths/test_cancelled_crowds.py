@@ -116,6 +116,7 @@ def test_a_crowd_that_leaves_at_random_moments_leaves_nothing_behind(
     check_rest(mesh, leavers, num_clients)
 
 
+@pytest.mark.slow
 @crowds
 def test_a_crowd_that_leaves_while_prefill_workers_die_leaves_nothing_behind(
     mesh: MortalMesh, num_clients: int

@@ -88,7 +88,7 @@ def live_through(mesh: MortalMesh, outage: Outage, outage_s: float) -> None:
     assert running.metric("frontend-0", MOVES) == num_moved
 
 
-@pytest.mark.parametrize("outage", [stopped, emptied])
+@pytest.mark.parametrize("outage", [stopped, pytest.param(emptied, marks=pytest.mark.slow)])
 def test_a_short_outage_of_etcd_is_seen_by_nobody(mesh: MortalMesh, outage: Outage) -> None:
     live_through(mesh, outage, outage_s=4)
 

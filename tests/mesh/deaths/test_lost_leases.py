@@ -1,5 +1,7 @@
 """Every lease is revoked under load while its process lives, which takes another; nobody can tell."""
 
+import pytest
+
 from tests.mesh.deaths.mortal_mesh import MortalMesh, prompts_of
 
 NUM_CLIENTS = 8
@@ -7,6 +9,7 @@ NUM_TOKENS = 40
 KEYS_BACK_S = 20.0
 
 
+@pytest.mark.slow
 def test_every_lease_is_lost_while_its_process_lives_and_is_taken_anew(mesh: MortalMesh) -> None:
     prompts = prompts_of("before its lease was lost", NUM_CLIENTS)
     expected = mesh.undisturbed(prompts, NUM_TOKENS)

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from tests.mesh.deaths.conftest import NUM_AT_ONCE, NUM_SEATS
 from tests.mesh.deaths.mortal_mesh import MortalMesh, check_unavailable, prompts_of, seconds_since
 
@@ -28,6 +30,7 @@ def test_a_router_dies_under_load_and_nobody_sees_an_error(mesh: MortalMesh) -> 
     assert {name for name, pid in mesh.running.pids.items() if pids[name] != pid} == {"router-0"}
 
 
+@pytest.mark.slow
 def test_requests_that_wait_at_a_router_that_dies_are_sent_to_the_other(mesh: MortalMesh) -> None:
     seated, late = prompts_of("while seats last", NUM_SEATS + 4), prompts_of("when all are taken", NUM_LATE)
     expected = mesh.undisturbed(late, NUM_TOKENS)

@@ -87,6 +87,7 @@ async def ask_and_drain(pair: RunningMesh, table: list[Expected]) -> list[Heard]
         return [await each for each in asking]
 
 
+@pytest.mark.slow
 def test_an_answer_handed_over_in_its_middle_is_that_of_a_full_recompute(
     model: Path, pair: RunningMesh
 ) -> None:

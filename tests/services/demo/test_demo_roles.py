@@ -31,6 +31,7 @@ def _left(folder: Path) -> list[list[str]]:
     return [command for command in commands if any(str(folder) in word for word in command)]
 
 
+@pytest.mark.slow
 def test_it_shows_roles_for_a_while_and_leaves_nothing(tmp_path: Path) -> None:
     with _start(tmp_path, "--seconds", "2") as process:
         said, _ = process.communicate(timeout=LIMIT_S)
