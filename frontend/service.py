@@ -10,7 +10,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from frontend.generation import Generator
 from frontend.http.app import BodyLimits, make_app
@@ -21,8 +21,7 @@ from frontend.text.tokenize_pool import open_tokenize_pool
 from frontend.traffic import Traffic
 from proto import keys, subjects
 from proto.cards import Presence
-from proto.codec import encode
-from proto.errors import DeadlineExceeded, GoElsewhere, KvmeshError
+from proto.errors import DeadlineExceeded, GoElsewhere
 from proto.names import new_id
 from proto.reports import BEATS, AnyBeat, Beat
 from services.admin import Health, open_admin
@@ -30,10 +29,11 @@ from services.bus import Bus, open_bus
 from services.directory import Directory, open_directory
 from services.http_server import serve_http
 from services.jetstream import check_available
-from services.liveness import Liveness, send_beats, watch_beats
+from services.liveness import Liveness, watch_beats
 from services.logs import set_up_logs
 from services.metrics import FrontendMetrics, Metrics
 from services.objects import Objects
+from services.presence import beating, registered
 from services.tasks import open_tasks
 from services.tracing import Tracing, open_tracing
 
@@ -98,7 +98,6 @@ class FrontendService:
         self._health = health
         self._metrics = FrontendMetrics(metrics)
         self._traffic = Traffic()
-        self._is_leaving = False
         objects = Objects(bus, settings.objects, subjects.objects_bucket(settings.mesh.ns))
         self._models = ModelDirectory(
             directory, objects, liveness, settings.mesh.ns, settings.text_files_limit_s
@@ -174,30 +173,13 @@ class FrontendService:
             finally:
                 following.cancel()
 
-    @asynccontextmanager
-    async def _beating(self) -> AsyncIterator[None]:
-        subject = subjects.beat(self._settings.mesh.ns, self._frontend)
-        async with send_beats(self._bus, subject, self._beat, self._settings.beats):
-            try:
-                yield
-            finally:
-                self._is_leaving = True
+    def _beating(self) -> AbstractAsyncContextManager[None]:
+        return beating(self._bus, self._settings.mesh.ns, self._frontend, self._beat, self._settings.beats)
 
-    def _beat(self) -> bytes:
-        traffic = self._traffic.report()
-        return encode(Beat(self._frontend, "frontend", self._frontend, self._is_leaving, traffic))
+    def _beat(self, is_leaving: bool) -> Beat:
+        return Beat(self._frontend, "frontend", self._frontend, is_leaving, self._traffic.report())
 
-    @asynccontextmanager
-    async def _registered(self, url: str) -> AsyncIterator[None]:
-        """In the directory for the time of the body; while etcd is away, as soon as it is back."""
+    def _registered(self, url: str) -> AbstractAsyncContextManager[None]:
         key = keys.frontend(self._settings.mesh.ns, self._frontend)
         presence = Presence(self._frontend, self._frontend, self._settings.mesh.host_name, url)
-        try:
-            await self._directory.own(key, encode(presence))
-        except KvmeshError as error:
-            _log.warning("not registered yet: %s", error)
-        yield
-        try:
-            await self._directory.disown(key)
-        except KvmeshError as error:
-            _log.warning("still registered: %s", error)
+        return registered(self._directory, key, presence)

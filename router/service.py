@@ -11,12 +11,10 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from proto import keys, subjects
 from proto.cards import Presence
-from proto.codec import encode
-from proto.errors import KvmeshError
 from proto.names import new_id
 from proto.reports import BEATS, AnyBeat, Beat
 from router.chooser import Chooser
@@ -36,9 +34,10 @@ from router.workers_view import WorkersView
 from services.admin import Health, open_admin
 from services.bus import Bus, open_bus
 from services.directory import Change, Directory, open_directory
-from services.liveness import Liveness, send_beats, watch_beats
+from services.liveness import Liveness, watch_beats
 from services.logs import set_up_logs
 from services.metrics import Metrics, RouterMetrics
+from services.presence import beating, registered
 from services.tasks import open_tasks
 from services.tracing import Tracing, open_tracing
 
@@ -96,7 +95,7 @@ class RouterService:
         self._tracing = tracing
         self._health = health
         self._metrics = RouterMetrics(metrics)
-        self._is_serving = self._is_leaving = False
+        self._is_serving = False
         router, ns = presence.process, settings.mesh.ns
         lives, slots = Lives(), Slots()
         self._index = KvIndex(slots)
@@ -212,34 +211,20 @@ class RouterService:
             tasks,
         )
 
-    @asynccontextmanager
-    async def _beating(self) -> AsyncIterator[None]:
-        subject = subjects.beat(self._settings.mesh.ns, self._presence.process)
-        async with send_beats(self._bus, subject, self._beat, self._settings.beats):
-            try:
-                yield
-            finally:
-                self._is_leaving = True
+    def _beating(self) -> AbstractAsyncContextManager[None]:
+        ns, process = self._settings.mesh.ns, self._presence.process
+        return beating(self._bus, ns, process, self._beat, self._settings.beats)
 
-    def _beat(self) -> bytes:
-        process, incarnation = self._presence.process, self._presence.incarnation
-        return encode(Beat(process, "router", incarnation, is_leaving=self._is_leaving))
+    def _beat(self, is_leaving: bool) -> Beat:
+        return Beat(self._presence.process, "router", self._presence.incarnation, is_leaving)
 
     @asynccontextmanager
     async def _registered(self) -> AsyncIterator[None]:
-        """In the directory for the time of the body; while etcd is away, as soon as it is back."""
         key = keys.router(self._settings.mesh.ns, self._presence.process)
-        try:
-            await self._directory.own(key, encode(self._presence))
-        except KvmeshError as error:
-            _log.warning("not registered yet: %s", error)
-        self._is_serving = True
-        yield
-        self._is_serving = False
-        try:
-            await self._directory.disown(key)
-        except KvmeshError as error:
-            _log.warning("still registered: %s", error)
+        async with registered(self._directory, key, self._presence):
+            self._is_serving = True
+            yield
+            self._is_serving = False
 
 
 async def _until(is_so: Callable[[], bool], news: asyncio.Event) -> None:

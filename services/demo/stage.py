@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from services.demo.swing import CROWD, LIMITS, NUM_WORKERS, SIMULATED
-from services.launcher.child import ApplicationChild, Child, ChildSpec, ServerChild
+from services.launcher.child import ApplicationChild, Child, ChildSpec, ServerChild, as_running
 from services.launcher.narrator import Narrator
 from services.launcher.state import MeshFile, RunningProcess, remove_mesh, write_mesh
 from services.launcher.supervisor import Supervisor
@@ -114,13 +114,7 @@ class Stage:
         self._narrator.say(line)
 
     def spawned(self, child: Child) -> None:
-        self._running[child.name] = RunningProcess(
-            name=child.name,
-            kind=child.kind,
-            pid=child.process.pid,
-            log=str(child.log),
-            admin_url=child.admin_url,
-        )
+        self._running[child.name] = as_running(child)
         write_mesh(self._plan.state_dir, self.file)
 
     def reaped(self, child: Child, pid: int) -> None:

@@ -14,6 +14,7 @@ from proto.errors import DeadlineExceeded, InternalFault, InvalidSetting, Kvmesh
 from services.child import spawn_child, wait_child_ended
 from services.launcher.child_log import log_tail
 from services.launcher.probe import is_ready
+from services.launcher.state import RunningProcess
 from services.servers import Server
 
 EXIT_WRONG_SETTING = 2
@@ -50,6 +51,17 @@ class Child(Protocol):
             DeadlineExceeded: it was not ready after `limit_s`.
         """
         ...
+
+
+def as_running(child: Child) -> RunningProcess:
+    """What others are told of a child that was spawned."""
+    return RunningProcess(
+        name=child.name,
+        kind=child.kind,
+        pid=child.process.pid,
+        log=str(child.log),
+        admin_url=child.admin_url,
+    )
 
 
 class ChildSpec(msgspec.Struct, frozen=True):

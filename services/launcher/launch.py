@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proto.errors import KvmeshError
-from services.launcher.child import ApplicationChild, Child, ServerChild
+from services.launcher.child import ApplicationChild, Child, ServerChild, as_running
 from services.launcher.child_log import log_tail
 from services.launcher.narrator import Narrator
 from services.launcher.plan import Surroundings, WorkerPlaces, num_children, plan_children
@@ -145,13 +145,7 @@ class Launch:
         self._narrator.say(line)
 
     def spawned(self, child: Child) -> None:
-        self._running[child.name] = RunningProcess(
-            name=child.name,
-            kind=child.kind,
-            pid=child.process.pid,
-            log=str(child.log),
-            admin_url=child.admin_url,
-        )
+        self._running[child.name] = as_running(child)
         _log.info("spawned %s", child.name, extra={"pid": child.process.pid})
         write_mesh(self._state_dir, self._mesh_file())
 

@@ -12,19 +12,19 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
-from proto import keys, subjects
+from proto import keys
 from proto.cards import Presence
-from proto.codec import decode, encode
-from proto.errors import InvalidRequest, KvmeshError
+from proto.codec import decode
+from proto.errors import InvalidRequest
 from proto.names import new_id
 from proto.reports import BEATS, AnyBeat, Beat
 from proto.roles import Order
 from services.admin import Health, open_admin
 from services.bus import Bus, open_bus
 from services.directory import Change, Changed, Directory, Entry, Listed, open_directory
-from services.liveness import Liveness, send_beats, watch_beats
+from services.liveness import Liveness, watch_beats
 from services.logs import set_up_logs
 from services.metrics import Metrics
 from services.planner.election import Election
@@ -33,6 +33,7 @@ from services.planner.model_planner import ModelPlanner
 from services.planner.observation import Observation
 from services.planner.planning import Picture, Planning
 from services.planner.settings import PlannerSettings
+from services.presence import beating, registered
 from services.tasks import open_tasks
 
 _log = logging.getLogger(__name__)
@@ -89,12 +90,11 @@ class PlannerService:
         self._models: dict[str, ModelPlanner] = {}
         self._orders: dict[str, Order] = {}
         self._has_orders = False
-        self._is_leaving = False
 
     async def serve(self, shutdown: asyncio.Event) -> None:
         """Until `shutdown` is set."""
         self._show()
-        async with self._following(), self._beating(), self._registered():
+        async with self._following(), self._beating(), self._in_line():
             while not shutdown.is_set():
                 await self.look(time.monotonic())
                 await self._wait(shutdown)
@@ -189,33 +189,17 @@ class PlannerService:
         except InvalidRequest as error:
             _log.warning("an unreadable order at %s: %s", entry.key, error)
 
-    @asynccontextmanager
-    async def _beating(self) -> AsyncIterator[None]:
-        subject = subjects.beat(self._settings.mesh.ns, self._presence.process)
-        async with send_beats(self._bus, subject, self._beat, self._settings.beats):
-            try:
-                yield
-            finally:
-                self._is_leaving = True
+    def _beating(self) -> AbstractAsyncContextManager[None]:
+        ns, process = self._settings.mesh.ns, self._presence.process
+        return beating(self._bus, ns, process, self._beat, self._settings.beats)
 
-    def _beat(self) -> bytes:
-        process, incarnation = self._presence.process, self._presence.incarnation
-        return encode(Beat(process, "planner", incarnation, is_leaving=self._is_leaving))
+    def _beat(self, is_leaving: bool) -> Beat:
+        return Beat(self._presence.process, "planner", self._presence.incarnation, is_leaving)
 
-    @asynccontextmanager
-    async def _registered(self) -> AsyncIterator[None]:
-        """In line to lead for the time of the body; while etcd is away, as soon as it is back. A dry run
-        leads nobody, and so never keeps another from leading."""
+    def _in_line(self) -> AbstractAsyncContextManager[None]:
+        """In line to lead for the time of the body. A dry run leads nobody, and so never keeps another from
+        leading."""
         if self._settings.dry_run:
-            yield
-            return
+            return nullcontext()
         key = keys.planner(self._settings.mesh.ns, self._presence.process)
-        try:
-            await self._directory.own(key, encode(self._presence))
-        except KvmeshError as error:
-            _log.warning("not registered yet: %s", error)
-        yield
-        try:
-            await self._directory.disown(key)
-        except KvmeshError as error:
-            _log.warning("still registered: %s", error)
+        return registered(self._directory, key, self._presence)
