@@ -86,7 +86,7 @@ class Admin:
                 return Response(await handler(request), status, media_type="application/json")
             except KvmeshError as error:
                 return _refusal(error)
-            except Exception as error:
+            except Exception as error:  # the border: one bad page must not end the process
                 log.exception("a page could not be answered")
                 return _refusal(InternalFault(reason=type(error).__name__))
 

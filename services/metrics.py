@@ -16,7 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 from proto.reports import ProcessKind
 from proto.roles import Role
 
-SwitchOutcome = Literal["done", "failed", "taken back"]
+SwitchOutcome = Literal["done", "failed", "taken_back"]
 
 KEPT_EPOCHS = 100
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -106,6 +106,8 @@ class ModelPlanner:
         for way in picture.under_way:
             if way.is_ours and way.move.worker in orders:
                 epoch = orders[way.move.worker].epoch
+                fields = {"model": self._model, "worker": way.move.worker, "to": way.move.to}
+                _log.info("a move of an earlier planner is followed", extra=fields)
                 return Following(way.move, epoch, began_s=now_s, was_seen=True)
         return None
 

@@ -32,7 +32,7 @@ DECODING: dict[str, Any] = {
     "prefill_choice": "threshold",
     "asks_directly": False,
 }
-NOBODY_S = 10.0
+NOBODY_S = 7.5
 """What a job waits for its taker, and the local prefill of a long prompt, with air."""
 
 

@@ -137,6 +137,7 @@ def test_what_runs_moves_with_its_tokens_before_the_new_role_begins(
         await wait_role(client, "left", Role.PREFILL, told.epoch + 1)
         await client.finish(moved, 2 * PATIENT_S)
         assert stream.tokens[: moved.offset] + moved.tokens == alone.tokens
+        assert fleet.worker("right").metric("kvmesh_kv_bytes_pulled_total") > 0
         await client.wait_rest("left", "right")
 
     run_client(fleet, body)

@@ -262,4 +262,4 @@ def _is_begun(found: PlacedOrder, placed: PlacedOrder) -> bool:
 def _outcome(fault: str) -> SwitchOutcome:
     if not fault:
         return "done"
-    return "taken back" if fault == TAKEN_BACK else "failed"
+    return "taken_back" if fault == TAKEN_BACK else "failed"

@@ -205,8 +205,10 @@ def test_nothing_moves_while_a_report_is_missing(
 
 
 def test_the_next_planner_goes_on_with_the_move_of_one_that_was_killed(
-    nats_server: Server, etcd_server: Server, namespace: str
+    nats_server: Server, etcd_server: Server, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
+
     async def body() -> None:
         settings, shutdown = _settings(nats_server, etcd_server, namespace), asyncio.Event()
         async with (
@@ -226,7 +228,8 @@ def test_the_next_planner_goes_on_with_the_move_of_one_that_was_killed(
             finally:
                 first.send_signal(signal.SIGKILL)
                 await first.wait()
-            await _until(lambda: _has_line(planned, 1))
+            followed = "a move of an earlier planner is followed"
+            await wait_for(lambda: followed in [each.getMessage() for each in caplog.records], LIMIT_S)
             await mesh.fulfil(mesh.orders[0])
 
             async def is_done() -> bool:

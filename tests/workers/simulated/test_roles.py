@@ -4,13 +4,12 @@ import asyncio
 from pathlib import Path
 
 import httpx
-import pytest
 
 from proto.roles import AskRole, Role, RoleProgress, SwitchRole
 from services.admin import AdminSettings
 from services.servers import Server, reserve_port
 from tests.services.waiting import wait_for
-from tests.workers.harness import random_prompt
+from tests.workers.harness import random_prompt, until
 from tests.workers.simulated.scene import MODEL, Scene, open_scene, settings_of
 
 NUM_FLIPS = 6
@@ -25,13 +24,17 @@ async def ask_role(scene: Scene, worker: str) -> RoleProgress:
 
 
 async def become(scene: Scene, worker: str, role: Role) -> None:
+    """Until it says so and awaits nothing more: a role that is not announced yet takes no next order."""
     reply = await scene.control(worker, SwitchRole(role))
     assert isinstance(reply, RoleProgress), reply
-    term = scene.crowd.workers[worker].term
-    await wait_for(lambda: term.role is role, LIMIT_S)
+
+    async def has_become() -> bool:
+        progress = await ask_role(scene, worker)
+        return progress.role is role and progress.wanted is None
+
+    await until(f"{worker} is a {role} worker", has_become, LIMIT_S)
 
 
-@pytest.mark.slow
 def test_requests_go_on_while_a_worker_goes_there_and_back(
     nats_server: Server, etcd_server: Server, text_folder: Path
 ) -> None:
