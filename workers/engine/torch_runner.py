@@ -39,7 +39,7 @@ class TorchRunner:
     def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[SampledToken]:
         if not batch.rows:
             return []
-        chunks = [Chunk(row.tokens, row.start, row.blocks, row.sample is not None) for row in batch.rows]
+        chunks = [Chunk(row.tokens, row.start, row.blocks, int(row.sample is not None)) for row in batch.rows]
         forward_batch = build_batch(chunks, self.block_size, self.pool_NLKGPD.device)
         on_layer = None if on_layers is None else self._in_groups(on_layers)
         logits_BV = self._decoder.forward(forward_batch, self.pool_NLKGPD, on_layer)

@@ -19,12 +19,15 @@ GROUP_SPREAD = 2
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """Some tokens of one sequence, the first at position `start`; `blocks` is the sequence's block table."""
+    """Some tokens of one sequence, the first at position `start`; `blocks` is the sequence's block table.
+
+    The logits of its last `num_logits` tokens are wanted.
+    """
 
     tokens: Sequence[int]
     start: int
     blocks: Sequence[int]
-    wants_logits: bool
+    num_logits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class DecodeGroup:
 class ForwardBatch:
     """One step, on the device. Sequences of one token come first, the others follow as spans.
 
-    `logit_rows_B` are the tokens whose logits are wanted, in the order of the chunks.
+    `logit_rows_B` are the tokens whose logits are wanted, in the order of the chunks and, in each, of tokens.
     """
 
     tokens_T: torch.Tensor
@@ -165,10 +168,14 @@ def _spans(chunks: list[Chunk], first: int, block_size: int, device: torch.devic
 
 
 def _logit_rows(chunks: Sequence[Chunk], order: list[int]) -> list[int]:
-    """The last token of each chunk that wants logits, found where `order` has put it."""
-    row_of: dict[int, int] = {}
+    """The last tokens of each chunk that wants logits, found where `order` has put it."""
+    end_of: dict[int, int] = {}
     end = 0
     for index in order:
         end += len(chunks[index].tokens)
-        row_of[index] = end - 1
-    return [row_of[index] for index, chunk in enumerate(chunks) if chunk.wants_logits]
+        end_of[index] = end
+    return [
+        row
+        for index, chunk in enumerate(chunks)
+        for row in range(end_of[index] - chunk.num_logits, end_of[index])
+    ]

@@ -116,10 +116,12 @@ def test_logits_come_in_the_order_of_the_chunks_and_only_for_those_that_want_the
     pool, tables = llama.new_pool(), scattered_blocks(4, seed=5)
     prompts = [random_tokens(count, seed=count) for count in (20, 1, 12, 1)]
     chunks = [
-        Chunk(prompt, 0, blocks, wants_logits)
-        for prompt, blocks, wants_logits in zip(prompts, tables, (True, True, False, True), strict=True)
+        Chunk(prompt, 0, blocks, num_logits)
+        for prompt, blocks, num_logits in zip(prompts, tables, (3, 1, 0, 1), strict=True)
     ]
-    expected_BV = torch.stack([llama.reference_logits(prompts[index])[-1] for index in (0, 1, 3)])
+    expected_BV = torch.cat(
+        [llama.reference_logits(prompts[index])[-count:] for index, count in ((0, 3), (1, 1), (3, 1))]
+    )
     assert_near(llama.logits(chunks, pool), expected_BV)
     assert llama.logits(chunks[2:3], pool).shape == (0, llama.config.vocab_size)
 
