@@ -27,7 +27,7 @@ import torch
 from proto.cards import AgentCard, ProcessIdentity, RankAgent
 from proto.control import Granted
 from proto.errors import KvmeshError
-from proto.layout import BlockPair, LayerRange, PoolLayout, plan_copies
+from proto.layout import LayerRange, PoolLayout
 from proto.names import new_id
 from services.models.folder import resolve_model
 from tests.perf.transfer_tail import measure_tails
@@ -35,6 +35,7 @@ from tests.workers.forked import ForkedProcess
 from workers.engine.torch_runner import allocate_pool
 from workers.model.config import ModelConfig, read_config
 from workers.settings import WorkerSettings
+from workers.transfer.copy_plan import BlockPair, plan_copies
 from workers.transfer.nixl_transport import NixlTransport
 from workers.transfer.outcome import Outcome
 from workers.transfer.peers import Peer

@@ -5,17 +5,17 @@ post over shared memory copies inside the call.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from proto.cards import RankAgent
 from proto.errors import InternalFault, InvalidSetting, PeerGone
-from proto.layout import Copy, PoolLayout
+from proto.layout import PoolLayout
+from workers.transfer.copy_plan import Copies
 from workers.transfer.transfers import Operation
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
@@ -99,22 +99,20 @@ class NixlTransport:
         except NIXL_ERRORS as error:
             raise PeerGone(peer=agent, reason=str(error)) from error
 
-    def post(self, operation: Operation, agent: str, copies: Sequence[Copy], remote_device: str) -> Any:
+    def post(self, operation: Operation, agent: str, copies: Copies, remote_device: str) -> Any:
         """Start moving `copies` and return the handle that `check` and `release` take.
 
-        `Copy.source` is local for a WRITE and remote for a READ.
+        The source of a copy is local for a WRITE and remote for a READ.
 
         Raises:
             PeerGone: the peer is unknown or its process has ended.
         """
-        flat = np.fromiter(chain.from_iterable(copies), dtype=np.uint64, count=3 * len(copies))
-        table = flat.reshape(-1, 3)
         local_column, remote_column = (0, 1) if operation == "WRITE" else (1, 0)
         try:
             handle = self._agent.initialize_xfer(
                 operation,
-                self._descriptors(table, local_column, self._pool.device),
-                self._descriptors(table, remote_column, remote_device),
+                self._descriptors(copies.table, local_column, self._pool.device),
+                self._descriptors(copies.table, remote_column, remote_device),
                 agent,
             )
             self._agent.transfer(handle)

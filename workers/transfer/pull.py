@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from proto.errors import DeadlineExceeded, KvmeshError, PeerGone
-from proto.layout import BlockPair, LayerRange, PoolLayout, plan_copies
+from proto.layout import LayerRange, PoolLayout
+from workers.transfer.copy_plan import BlockPair, plan_copies
 from workers.transfer.peers import Peer
 from workers.transfer.transfers import Transfer, Transfers
 

@@ -18,7 +18,8 @@ from proto.codec import encode
 from proto.control import Granted
 from proto.errors import DeadlineExceeded, InternalFault, KvmeshError
 from proto.jobs import Landing
-from proto.layout import BlockPair, LayerRange, PoolLayout, plan_copies
+from proto.layout import LayerRange, PoolLayout
+from workers.transfer.copy_plan import BlockPair, plan_copies
 from workers.transfer.outcome import Outcome
 from workers.transfer.peers import Peer
 from workers.transfer.transfers import Transfer, Transfers
@@ -78,12 +79,11 @@ class Push:
                 return
             for source in sources:
                 self._layers_sent[source] += layers.num_layers
-            if not copies:
+            if not len(copies):
                 return
             self._on_way += 1
             self.began_s = self.began_s or time.monotonic()
-            num_bytes = sum(copy.num_bytes for copy in copies)
-            self.num_bytes += num_bytes
+            self.num_bytes += copies.num_bytes
         device = self._peer.rank.pool.device
         self._transfers.submit(
             Transfer(
@@ -93,7 +93,7 @@ class Push:
                 device,
                 self._may_start,
                 lambda: self._on_over(0, None),
-                lambda failure: self._on_over(num_bytes, failure),
+                lambda failure: self._on_over(copies.num_bytes, failure),
                 self._on_stalled,
             )
         )

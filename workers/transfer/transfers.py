@@ -1,12 +1,12 @@
 """What moves KV: the contract between those who write and read blocks and what carries them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from proto.errors import KvmeshError
 from proto.jobs import Landing
-from proto.layout import Copy
+from workers.transfer.copy_plan import Copies
 
 Operation = Literal["WRITE", "READ"]
 OnDone = Callable[[KvmeshError | None], None]
@@ -30,7 +30,7 @@ class Transfer:
 
     operation: Operation
     agent: str
-    copies: Sequence[Copy]
+    copies: Copies
     remote_device: str
     may_start: Callable[[], bool]
     on_refused: Callable[[], None]
@@ -39,7 +39,7 @@ class Transfer:
 
     @property
     def num_bytes(self) -> int:
-        return sum(copy.num_bytes for copy in self.copies)
+        return self.copies.num_bytes
 
 
 OnMoved = Callable[[Transfer, float], None]

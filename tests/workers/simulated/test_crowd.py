@@ -1,6 +1,7 @@
 """Simulated workers among real parts: what routers, clients and operators see of them is as of any worker."""
 
 import asyncio
+import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,9 +161,12 @@ def test_a_worker_slowed_five_fold_reports_it_and_loses_its_share(settings: Simu
             after = scene.reports
             assert 3.5 < after["sim-0"].decode_step_s / before["sim-0"].decode_step_s < 6.5
             assert after["sim-1"].decode_step_s < 2 * before["sim-1"].decode_step_s
-            answers = await ask_many(scene, [random_prompt(200, seed) for seed in range(5000, 5040)], 20)
-            share = sum(answer.worker == "sim-0" for answer in answers) / len(answers)
-            assert share < 0.18
+            shares = []
+            for first in (5000, 6000, 7000):
+                prompts = [random_prompt(200, seed) for seed in range(first, first + 40)]
+                answers = await ask_many(scene, prompts, 20)
+                shares.append(sum(answer.worker == "sim-0" for answer in answers) / len(answers))
+            assert statistics.median(shares) < 0.18  # one of the waves may meet a pause of the machine
 
     asyncio.run(body())
 

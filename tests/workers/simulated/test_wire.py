@@ -4,13 +4,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from proto.codec import encode
 from proto.errors import KvmeshError, PeerGone
 from proto.jobs import Landing
-from proto.layout import Copy
 from workers.simulated.wire import Wire, WireEnd
+from workers.transfer.copy_plan import Copies
 from workers.transfer.transfers import Transfer
 
 GBIT_PER_S = 0.008  # a million bytes a second
@@ -35,7 +36,7 @@ class Carried:
         self, end: WireEnd, name: str, num_bytes: int, agent: str = "b", may_start: bool = True
     ) -> None:
         refused = self.note(f"{name} refused")
-        copies = [Copy(0, 0, num_bytes)]
+        copies = Copies(np.array([(0, 0, num_bytes)], dtype=np.uint64))
         end.submit(
             Transfer("WRITE", agent, copies, "cpu", lambda: may_start, lambda: refused(None), self.note(name))
         )

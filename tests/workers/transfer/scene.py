@@ -11,11 +11,12 @@ import msgspec
 
 from proto.cards import AgentCard, ProcessIdentity, RankAgent
 from proto.errors import KvmeshError
-from proto.layout import BlockPair, LayerRange, plan_copies
+from proto.layout import LayerRange
 from proto.names import new_id
 from tests.workers.forked import ForkedProcess
 from tests.workers.transfer.peer_process import Heard, PoolOrder, run_peer
 from tests.workers.transfer.pools import NUM_LAYERS, MemoryPool
+from workers.transfer.copy_plan import BlockPair, plan_copies
 from workers.transfer.nixl_transport import NixlTransport
 from workers.transfer.outcome import Outcome
 from workers.transfer.peers import Peer

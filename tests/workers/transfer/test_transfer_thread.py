@@ -8,10 +8,11 @@ import pytest
 from proto.codec import encode
 from proto.errors import PeerGone
 from proto.jobs import Landing
-from proto.layout import BlockPair, LayerRange, plan_copies
+from proto.layout import LayerRange
 from tests.workers.transfer.conftest import Exchange
 from tests.workers.transfer.peer_process import Heard
 from tests.workers.transfer.scene import ALL_LAYERS, PeerProcess, Scene, open_scene
+from workers.transfer.copy_plan import BlockPair, plan_copies
 from workers.transfer.outcome import Outcome
 from workers.transfer.transfers import Transfer
 
@@ -137,12 +138,13 @@ def test_what_is_asked_of_an_ended_thread_is_refused() -> None:
         async with open_scene() as scene:
             assert scene.transfers.fault == scene.transfers.ailment == ""
         refused: list[str] = []
+        nothing = plan_copies(scene.pool.layout, scene.pool.layout, [], ALL_LAYERS)
 
         def on_done(_: object) -> None:
             raise AssertionError("it must not start")
 
         scene.transfers.submit(
-            Transfer("WRITE", "x", [], "cpu", lambda: True, lambda: refused.append("it"), on_done)
+            Transfer("WRITE", "x", nothing, "cpu", lambda: True, lambda: refused.append("it"), on_done)
         )
         assert refused == ["it"]
         told = Outcome(asyncio.get_running_loop())
