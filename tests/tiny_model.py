@@ -6,7 +6,7 @@ A test says how long it runs.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -55,9 +55,13 @@ def write_tiny(
     tied: bool = False,
     shards: int = 1,
     rope_scaling: dict[str, float | str] | None = None,
+    fields: Mapping[str, object] | None = None,
     seed: int = 0,
 ) -> Path:
-    """Writes a whole model folder and returns it. The same arguments give the same bytes."""
+    """Writes a whole model folder and returns it. The same arguments give the same bytes.
+
+    `fields` are more of config.json, or other values of those that it has.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(
         family=family,
@@ -69,7 +73,7 @@ def write_tiny(
         context=context,
         tied=tied,
         rope_scaling=rope_scaling,
-    )
+    ) | dict(fields or {})
     _write_json(folder / "config.json", config)
     write_eos(folder, EOS_TOKEN_IDS)
     _write_tokenizer(folder, vocab, context)

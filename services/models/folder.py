@@ -13,6 +13,7 @@ from services.models.download import download_member
 from services.models.gguf_folder import CONVERTER_VERSION, write_folder
 from services.models.hub import download_from_hub
 from services.models.progress import Progress, no_progress
+from services.models.rope_fields import RopeFields, count_context_tokens
 from services.models.sealed_folder import ensure_folder
 
 PULL_LIMIT_S = 900.0
@@ -83,7 +84,18 @@ class _Config(msgspec.Struct, frozen=True):
 
     vocab_size: int = 0
     max_position_embeddings: int = 0
+    original_max_position_embeddings: int | None = None
+    rope_scaling: RopeFields | None = None
+    rope_parameters: RopeFields | None = None
     eos_token_id: int | list[int] | None = None
+
+    @property
+    def context_tokens(self) -> int:
+        return count_context_tokens(
+            self.max_position_embeddings,
+            self.original_max_position_embeddings,
+            self.rope_scaling or self.rope_parameters,
+        )
 
 
 class _AddedToken(msgspec.Struct, frozen=True):
@@ -142,7 +154,7 @@ def read_model_folder(path: Path, name: str) -> ModelFolder:
         bos_token=_content(text.bos_token),
         eos_token=_content(text.eos_token),
         eos_tokens=_eos_tokens(generation) or _eos_tokens(config),
-        context_tokens=config.max_position_embeddings,
+        context_tokens=config.context_tokens,
         vocab_size=config.vocab_size,
     )
 

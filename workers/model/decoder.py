@@ -35,8 +35,9 @@ class Decoder:
         KV of that layer is on its way there: on a device with a queue of its own, whoever reads the pool
         from elsewhere has to wait for that queue first.
         """
-        attention = PagedAttention(batch, pool_NLKGPD)
-        turns = RopeTurns(batch.positions_T, self._frequencies, self._dtype)
+        attention = PagedAttention(batch, pool_NLKGPD, self.config.windows)
+        scale = self.config.rope.attention_factor
+        turns = RopeTurns(batch.positions_T, self._frequencies, scale, self._dtype)
         x_TM = embedding(batch.tokens_T, self._weights.embedding_VM)
         for index, layer in enumerate(self._weights.layers):
             qkv_TXD = self._project(layer, x_TM, turns)

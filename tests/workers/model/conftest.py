@@ -18,6 +18,9 @@ CPU = torch.device("cpu")
 NUM_BLOCKS = 48
 BLOCK_SIZE = 8
 
+WINDOW = 20
+"""Of the checkpoints with windows: two blocks and a half, so that it begins and ends within blocks."""
+
 _LLAMA3_ROPE: dict[str, float | str] = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -25,13 +28,27 @@ _LLAMA3_ROPE: dict[str, float | str] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+_WINDOW_FROM_LAYER_1 = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+_ALTERNATING = {
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 _CHECKPOINTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
+    "llama 2, a KV head for each head": {"family": "llama", "kv_heads": 8},
     "llama with llama3 rope": {"family": "llama", "rope_scaling": _LLAMA3_ROPE},
     "llama with linear rope": {"family": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "llama with dynamic rope": {"family": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "mistral without a window": {"family": "mistral"},
+    "mistral": {"family": "mistral", "fields": {"sliding_window": WINDOW}},
     "qwen2, tied, in shards": {"family": "qwen2", "tied": True, "shards": 3},
+    "qwen2 with yarn past its positions": {"family": "qwen2", "context": 32, "rope_scaling": _YARN_ROPE},
+    "qwen2 with windows": {"family": "qwen2", "fields": _WINDOW_FROM_LAYER_1},
     "qwen3": {"family": "qwen3"},
-    "mistral": {"family": "mistral"},
+    "qwen3, tied, with yarn": {"family": "qwen3", "tied": True, "rope_scaling": _YARN_ROPE},
+    "qwen3 with alternating windows": {"family": "qwen3", "fields": _ALTERNATING},
 }
 
 
@@ -71,3 +88,10 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint(write_tiny(tmp_path_factory.mktemp("llama"), "llama"))
+
+
+@pytest.fixture(scope="session")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Every layer of it has a window."""
+    fields = {"sliding_window": WINDOW}
+    return Checkpoint(write_tiny(tmp_path_factory.mktemp("mistral"), "mistral", fields=fields))

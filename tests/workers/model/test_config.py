@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from proto.errors import InvalidSetting
+from services.models.folder import read_model_folder
 from tests.tiny_model import Family, write_tiny
-from workers.model.config import Rope, read_config
+from workers.model.config import read_config
+from workers.model.rope_config import Rope
 
 
 def change(folder: Path, **fields: object) -> None:
@@ -30,7 +32,7 @@ def test_older_and_newer_folders_say_the_same(tmp_path: Path) -> None:
     change(newer, rope_parameters={"rope_type": "llama3", "rope_theta": 10000.0, **scaling})
     config = read_config(newer)
     assert config == read_config(older)
-    assert config.rope == Rope(10000.0, "llama3", 8.0, 1.0, 4.0, 512)
+    assert config.rope == Rope(10000.0, "llama3", 8.0, original_context=512)
     assert config.dtype == "float32"
 
 
@@ -54,18 +56,28 @@ def test_absent_sizes_follow_from_the_others(tmp_path: Path) -> None:
     [
         ("llama", {"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ("llama", {"architectures": []}, "architecture"),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ("llama", {"rope_scaling": {"type": "linear"}}, "linear"),
+        ("llama", {"rope_scaling": {"type": "llama3"}}, "llama3"),
+        ("llama", {"rope_scaling": {"type": "yarn", "factor": -1.0}}, "yarn"),
+        ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 0.5}}, "yarn"),
+        ("llama", {"rope_theta": 0.0}, "default"),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial rotary"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial rotary"),
+        ("qwen3", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "each kind of layer"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantized"),
         ("llama", {"num_key_value_heads": 3}, "3 KV heads"),
         ("llama", {"head_dim": 7}, "7"),
         ("llama", {"num_hidden_layers": 0}, "num_hidden_layers"),
         ("llama", {"hidden_size": "absent"}, "hidden_size"),
-        ("mistral", {"sliding_window": 1024}, "sliding window"),
-        ("mistral", {"sliding_window": "absent", "max_position_embeddings": 32768}, "sliding window"),
-        ("qwen2", {"use_sliding_window": True}, "sliding window"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+        ("llama", {"use_sliding_window": True}, "LlamaForCausalLM with a sliding window"),
+        ("llama", {"layer_types": ["sliding_attention"] * 4}, "LlamaForCausalLM with a sliding window"),
+        ("mistral", {"sliding_window": 0}, "sliding_window"),
+        ("mistral", {"layer_types": ["sliding_attention"] * 4}, "several types"),
+        ("qwen2", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+        ("qwen3", {"layer_types": ["full_attention"]}, "1 entries for 4 layers"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "no window is set"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
@@ -78,10 +90,58 @@ def test_what_is_not_supported_is_refused_by_name(
         read_config(folder)
 
 
-def test_a_window_as_wide_as_the_context_hides_nothing(tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path, "mistral")
-    change(folder, sliding_window=2048)
-    assert read_config(folder).architecture == "MistralForCausalLM"
+@pytest.mark.parametrize(
+    ("family", "fields", "windows"),
+    [
+        ("llama", {"sliding_window": 512}, [None] * 4),  # as transformers: not one of its fields
+        ("mistral", {}, [None] * 4),
+        ("mistral", {"sliding_window": 512}, [512] * 4),
+        ("mistral", {"sliding_window": "absent", "max_position_embeddings": 32768}, [4096] * 4),
+        ("mistral", {"sliding_window": 2048}, [None] * 4),  # as wide as the context: hides nothing
+        ("qwen2", {"sliding_window": 512}, [None] * 4),
+        ("qwen2", {"sliding_window": 512, "use_sliding_window": True}, [None] * 4),  # begins with layer 28
+        (
+            "qwen2",
+            {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 3},
+            [None, None, None, 512],
+        ),
+        (
+            "qwen3",
+            {
+                "sliding_window": 64,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", *["sliding_attention"] * 3],
+            },
+            [None, 64, 64, 64],
+        ),
+    ],
+)
+def test_layers_have_the_windows_that_their_family_gives_them(
+    tmp_path: Path, family: Family, fields: dict[str, Any], windows: list[int | None]
+) -> None:
+    folder = write_tiny(tmp_path, family)
+    change(folder, **fields)
+    assert read_config(folder).windows == tuple(windows)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context_tokens"),
+    [
+        (None, 2048),
+        ({"type": "yarn", "factor": 4.0}, 8192),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+        ({"type": "yarn", "original_max_position_embeddings": 1024}, 2048),
+        ({"type": "linear", "factor": 4.0}, 2048),
+        ({"type": "dynamic", "factor": 4.0}, 2048),
+        ({"type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 2048),
+    ],
+)
+def test_the_context_is_as_long_as_the_positions_reach_for_the_model_and_for_its_card(
+    tmp_path: Path, scaling: dict[str, Any] | None, context_tokens: int
+) -> None:
+    folder = write_tiny(tmp_path, rope_scaling=scaling)
+    assert read_config(folder).max_context == context_tokens
+    assert read_model_folder(folder, "tiny").context_tokens == context_tokens
 
 
 def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path) -> None:
