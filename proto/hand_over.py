@@ -59,8 +59,9 @@ class TakeOver(WireStruct, frozen=True, tag="take_over"):
 class TakenOver(WireStruct, frozen=True, tag="taken_over"):
     """The sequence is frozen here until it is cancelled, handed back, or nobody has asked for a while.
 
-    `tokens` are the generated ones from the asked offset on, packed; the KV of the sequence's first
-    `num_computed` tokens is computed. Blocks as in `SequencePinned`, the last maybe begun only.
+    `tokens` are the generated ones from the asked offset on, packed, `logprobs` their records, if they were
+    asked for; the KV of the sequence's first `num_computed` tokens is computed. Blocks as in
+    `SequencePinned`, the last maybe begun only.
     """
 
     pin: str
@@ -68,6 +69,7 @@ class TakenOver(WireStruct, frozen=True, tag="taken_over"):
     tokens: bytes
     num_computed: int
     prefilled: Prefilled
+    logprobs: bytes = b""
 
 
 class HandBack(WireStruct, frozen=True, tag="hand_back"):

@@ -12,25 +12,38 @@ MAX_SEED = (1 << 63) - 1
 class Sampling(WireStruct, frozen=True):
     """How the next token is drawn.
 
-    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off. The frontend always sets `seed`, also when
-    the client gave none, so that an attempt elsewhere draws as this one would have.
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. The frontend always sets `seed`,
+    also when the client gave none, so that an attempt elsewhere draws as this one would have. Presence and
+    frequency penalties count the generated tokens, over all attempts; the repetition penalty, off at 1, the
+    prompt's too. `logit_bias` is by token id. `logprobs` and `prompt_logprobs` say how many of the likeliest
+    tokens to name with the log-probability of each generated token, and of each token of the prompt; None:
+    say nothing of them.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class Stopping(WireStruct, frozen=True):
     """When a sequence ends. Stop strings are text, and so the frontend's.
 
-    Units: `max_tokens` counts all tokens generated for the request, over all attempts.
+    Units: `max_tokens` and `min_tokens` count all tokens generated for the request, over all attempts; no
+    token that ends it is among the first `min_tokens`.
     """
 
     max_tokens: int
     stop_tokens: list[int] = []
     ignore_eos: bool = False
+    min_tokens: int = 0
 
 
 class KvSource(WireStruct, frozen=True):

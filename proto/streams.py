@@ -28,20 +28,23 @@ class End(PackedStruct, frozen=True):
 class Prefilled(PackedStruct, frozen=True):
     """How the prompt of an attempt came by its KV: `End` says the same, but a reader may end an answer first.
 
-    Units: `cached_tokens` prompt tokens served from a prefix cache.
+    `prompt_logprobs` has a record (see `proto.logprobs`) for each token of the prompt but the first, if
+    they were asked for. Units: `cached_tokens` prompt tokens served from a prefix cache.
     """
 
     cached_tokens: int = 0
     place: PrefillPlace = "local"
     worker: str = ""
+    prompt_logprobs: bytes = b""
 
 
 class Frame(PackedStruct, frozen=True):
     """A piece of a stream. The first frame of an attempt has no tokens: it says that the worker has accepted.
 
-    `offset` counts generated tokens of the request before this frame's first; `tokens` are packed.
-    `prefilled` comes with the first token of an attempt. `has_taken_over`: the worker that it was asked to
-    relieve has stopped, and all that one had is here.
+    `offset` counts generated tokens of the request before this frame's first; `tokens` are packed, and
+    `logprobs` has a record (see `proto.logprobs`) for each of them, if they were asked for. `prefilled` comes
+    with the first token of an attempt. `has_taken_over`: the worker that it was asked to relieve has stopped,
+    and all that one had is here.
     """
 
     request: str
@@ -51,6 +54,7 @@ class Frame(PackedStruct, frozen=True):
     end: End | None = None
     prefilled: Prefilled | None = None
     has_taken_over: bool = False
+    logprobs: bytes = b""
 
 
 class StepFrames(WireStruct, frozen=True, tag="frames"):

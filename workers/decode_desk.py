@@ -111,7 +111,7 @@ class DecodeDesk:
         spec = plan_sequence(request, self._card)
         is_moving = request.source is not None and self._group is not None
         choice = None
-        if not is_moving:
+        if not is_moving and not spec.wants_scores:
             choice = self._choose(len(spec.tokens), self._engine.match(spec.tokens, spec.salt), prefixes)
         is_remote = choice is not None and choice.is_remote
         cached = self._engine.add(spec, await_kv=is_remote or is_moving)
@@ -145,10 +145,11 @@ class DecodeDesk:
             served.first_s = time.monotonic()
         if taken.is_given:
             prefilled = served.prefilled() if taken.tokens else None
-            self._outbox.take_over(served.stream, pack_tokens(taken.tokens), prefilled)
+            self._outbox.take_over(served.stream, pack_tokens(taken.tokens), prefilled, taken.logprobs)
         tokens = spec.tokens + taken.tokens
         is_whole = taken.num_computed % self._card.kv_class.block_size == 0
-        choice = self._choose(len(tokens), taken.num_computed, {}, served) if is_whole else None
+        can_leave = is_whole and (bool(taken.tokens) or not spec.wants_scores)
+        choice = self._choose(len(tokens), taken.num_computed, {}, served) if can_leave else None
         if choice is not None and choice.is_remote:
             self._send_prefill_away(served, tokens, taken.num_computed, choice.worker)
         else:
@@ -226,13 +227,14 @@ class DecodeDesk:
         prefilled = None
         if event.tokens and not served.first_s:
             served.first_s = time.monotonic()
+            served.prompt_logprobs = event.prompt_logprobs
             prefilled = served.prefilled()
             if served.job is None:
                 self._metrics.local_prefills.inc()
         self._metrics.decode_tokens.inc(len(event.tokens))
         is_over = event.finish is not None or event.fault is not None
         end = served.end(event.finish, self._fault_of(event)) if is_over else None
-        self._outbox.add(served.stream, pack_tokens(event.tokens), end, prefilled)
+        self._outbox.add(served.stream, pack_tokens(event.tokens), end, prefilled, event.logprobs)
         if end is not None:
             self._forget(served, end.fault.code if end.fault is not None else "")
             self._metrics.decode_served.inc()

@@ -29,6 +29,8 @@ from proto.tokens import TOKEN_BYTES
 from services.bus import Bus
 
 OFFSETS_S = 1.0
+MAX_RESENT_BYTES = 256 * 1024
+"""Of tokens and their records in one answer."""
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,8 @@ Item = TypeVar("Item", Frame, LiveOffset, tuple[str, int])
 
 @dataclass(slots=True)
 class Outgoing:
-    """One attempt's stream. `base` is the offset at which it began; `tokens` are packed."""
+    """One attempt's stream. `base` is the offset at which it began; `tokens` are packed, and `logprobs` their
+    records, if they were asked for."""
 
     request: str
     attempt: int
@@ -47,10 +50,24 @@ class Outgoing:
     end: End | None = None
     prefilled: Prefilled | None = None
     ended_s: float = 0.0
+    logprobs: bytearray = field(default_factory=bytearray)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
 
     @property
     def offset(self) -> int:
-        return self.base + len(self.tokens) // TOKEN_BYTES
+        return self.base + self.num_tokens
+
+    @property
+    def record_bytes(self) -> int:
+        """The length of each token's record; 0 when none were asked for."""
+        return len(self.logprobs) // self.num_tokens if self.tokens else 0
+
+    def logprobs_from(self, offset: int) -> bytes:
+        """The records from this offset on."""
+        return bytes(self.logprobs[(offset - self.base) * self.record_bytes :])
 
 
 class Outbox:
@@ -82,10 +99,14 @@ class Outbox:
         tokens: bytes,
         end: End | None = None,
         prefilled: Prefilled | None = None,
+        logprobs: bytes = b"",
     ) -> None:
-        """Append packed tokens, the stream's one end, and with its first token how it was prefilled."""
-        frame = Frame(stream.request, stream.attempt, stream.offset, tokens, end, prefilled)
+        """Append packed tokens with their records, the stream's one end, and with its first token how it was
+        prefilled."""
+        offset = stream.offset
+        frame = Frame(stream.request, stream.attempt, offset, tokens, end, prefilled, logprobs=logprobs)
         stream.tokens += tokens
+        stream.logprobs += logprobs
         if prefilled is not None:
             stream.prefilled = prefilled
         if end is not None:
@@ -93,10 +114,14 @@ class Outbox:
             stream.ended_s = time.monotonic()
         self._post(stream, frame)
 
-    def take_over(self, stream: Outgoing, tokens: bytes, prefilled: Prefilled | None) -> None:
+    def take_over(
+        self, stream: Outgoing, tokens: bytes, prefilled: Prefilled | None, logprobs: bytes
+    ) -> None:
         """Append what its source generated last, if anything: from now on the stream is this worker's."""
-        frame = Frame(stream.request, stream.attempt, stream.offset, tokens, None, prefilled, True)
+        offset = stream.offset
+        frame = Frame(stream.request, stream.attempt, offset, tokens, None, prefilled, True, logprobs)
         stream.tokens += tokens
+        stream.logprobs += logprobs
         stream.prefilled = prefilled
         self._post(stream, frame)
 
@@ -104,7 +129,8 @@ class Outbox:
         return attempt in self._streams.get(request, {})
 
     def resend(self, request: str, attempt: int, offset: int) -> Frame:
-        """Everything from `offset` on.
+        """Everything from `offset` on, or as much of it as one message holds: then the live offsets say that
+        there is more.
 
         Raises:
             InvalidRequest: no such stream here, or it never reached back that far.
@@ -112,9 +138,19 @@ class Outbox:
         stream = self._streams.get(request, {}).get(attempt)
         if stream is None or not stream.base <= offset <= stream.offset:
             raise InvalidRequest(field="offset", reason="no such stream from there")
-        start = (offset - stream.base) * TOKEN_BYTES
-        prefilled = stream.prefilled if offset == stream.base else None
-        return Frame(request, attempt, offset, bytes(stream.tokens[start:]), stream.end, prefilled)
+        first = offset - stream.base
+        end = stream.num_tokens
+        token_bytes = TOKEN_BYTES + stream.record_bytes
+        last = min(end, first + MAX_RESENT_BYTES // token_bytes)
+        return Frame(
+            request,
+            attempt,
+            offset,
+            bytes(stream.tokens[first * TOKEN_BYTES : last * TOKEN_BYTES]),
+            stream.end if last == end else None,
+            stream.prefilled if first == 0 else None,
+            logprobs=bytes(stream.logprobs[first * stream.record_bytes : last * stream.record_bytes]),
+        )
 
     async def please_move(self, streams: Iterable[Outgoing]) -> None:
         """Ask the readers of these streams to have them go on elsewhere."""

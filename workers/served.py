@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from proto.errors import Fault
 from proto.requests import FinishReason, GenerateRequest
 from proto.streams import End, Prefilled
@@ -18,7 +20,8 @@ from workers.roles.owned_job import OwnedJob
 @dataclass(slots=True)
 class Served:
     """One attempt in the engine. `timer` ends it at its deadline; `trace` is where its spans belong. `taking`
-    is the hand-over by which it came, `origin` how its prompt was prefilled before that.
+    is the hand-over by which it came, `origin` how its prompt was prefilled before that. `prompt_logprobs`
+    are the records of the prompt's tokens, known from its first token on, if they were asked for.
 
     Units: `began_s` and `first_s` on the monotonic clock.
     """
@@ -31,6 +34,7 @@ class Served:
     job: OwnedJob | None = None
     taking: Taking | None = None
     origin: Prefilled | None = None
+    prompt_logprobs: bytes = b""
     began_s: float = field(default_factory=time.monotonic)
     first_s: float = 0.0
 
@@ -43,12 +47,14 @@ class Served:
         self.origin = taken.prefilled
         if taken.prefilled is not None:
             self.cached_tokens = taken.prefilled.cached_tokens
+            self.prompt_logprobs = taken.prefilled.prompt_logprobs
 
     def prefilled(self) -> Prefilled:
+        scores = self.prompt_logprobs
         if self.origin is not None and self.job is None:
-            return self.origin
+            return msgspec.structs.replace(self.origin, prompt_logprobs=scores)
         holder = self.job.landed_by if self.job is not None else ""
-        return Prefilled(self.cached_tokens, "remote" if holder else "local", holder)
+        return Prefilled(self.cached_tokens, "remote" if holder else "local", holder, scores)
 
     def end(self, finish: FinishReason | None, fault: Fault | None = None) -> End:
         prefilled = self.prefilled()

@@ -40,6 +40,7 @@ from proto.errors import (
     WorkerLost,
     from_fault,
 )
+from proto.logprobs import split_records
 from proto.requests import KvSource
 from proto.streams import End, Frame, LiveOffset, Prefilled
 from proto.tokens import unpack_tokens
@@ -65,12 +66,17 @@ _ASK_PAUSE_S = 0.3
 
 
 class StreamState:
-    """Belongs to one event loop; whoever calls a method carries out the actions that it returns."""
+    """Belongs to one event loop; whoever calls a method carries out the actions that it returns.
+
+    `records` has one for each token (`proto.logprobs`), empty unless log-probabilities were asked for: each
+    as it came with its token, whatever later attempts would say.
+    """
 
     def __init__(
         self, rules: StreamRules, *, max_tokens: int, stop_tokens: frozenset[int], limit_s: float, now: float
     ) -> None:
         self.tokens: list[int] = []
+        self.records: list[bytes] = []
         self.outcome: Outcome | None = None
         self.prefilled: Prefilled | None = None
         self.num_lost = 0
@@ -266,9 +272,12 @@ class StreamState:
         if self.prefilled is None:
             self.prefilled = self._prefilled_by(frame)
         if frame.tokens:
-            new = unpack_tokens(frame.tokens)[len(self.tokens) - frame.offset :]
-            if new:
-                self.tokens += new
+            num_known = len(self.tokens) - frame.offset
+            tokens = unpack_tokens(frame.tokens)
+            records = split_records(frame.logprobs, len(tokens))
+            if len(tokens) > num_known:
+                self.tokens += tokens[num_known:]
+                self.records += records[num_known:]
                 self._trouble_since, self._pause_s = None, 0.0
                 if not self._ahead:
                     self._current.wants_resend = False

@@ -30,7 +30,7 @@ def facts_of(value: Any) -> Any:
         case msgspec.Struct():
             return {name: facts_of(getattr(value, name)) for name in value.__struct_fields__}
         case dict():
-            return {key: facts_of(item) for key, item in value.items()}
+            return {str(key): facts_of(item) for key, item in value.items()}
         case list() | tuple():
             return [facts_of(item) for item in value]
         case bytes():

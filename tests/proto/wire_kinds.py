@@ -1,6 +1,7 @@
 """Every message of `proto`, found by looking, with one example and a hypothesis strategy for each."""
 
 import importlib
+import itertools
 import pkgutil
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -80,7 +81,8 @@ def _examples(kind: Any, name: str) -> list[Any]:
         case origin if origin is tuple:
             return [tuple(_examples(arg, name)[-1] for arg in args)]
         case origin if origin is dict:
-            return [{f"key {number}": value for number, value in enumerate(_examples(args[1], name))}]
+            keys = itertools.count() if args[0] is int else (f"key {number}" for number in itertools.count())
+            return [dict(zip(keys, _examples(args[1], name), strict=False))]
     raise TypeError(f"no example for {kind}")
 
 

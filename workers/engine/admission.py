@@ -27,6 +27,9 @@ def check_spec(spec: SequenceSpec, settings: EngineSettings, context_tokens: int
     if spec.kind is SequenceKind.GENERATE and spec.max_tokens <= num_tokens - spec.num_prompt:
         reason = f"{spec.max_tokens} leaves nothing to generate"
         raise InvalidRequest(field="max_tokens", reason=reason)
+    for field, tokens in (("stop_tokens", spec.stop_tokens), ("logit_bias", spec.sample.bias)):
+        if any(not 0 <= token < settings.vocab_size for token in tokens):
+            raise InvalidRequest(field=field, reason=f"token ids are from 0 to {settings.vocab_size - 1}")
 
 
 def check_growth(sequence: Sequence, tokens: list[int], settings: EngineSettings) -> None:

@@ -6,7 +6,7 @@ import time
 from proto.errors import Fault, InternalFault, to_fault
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.rates import Rates
-from workers.engine.runner import OnLayers, Runner, SampledToken, StepBatch
+from workers.engine.runner import OnLayers, RowResult, Runner, StepBatch
 from workers.engine.sequence import SequenceKind
 from workers.engine.step import EngineListener, StepPlan
 
@@ -38,10 +38,10 @@ class Computation:
         """A step has begun: its time counts from here."""
         self._began_s = time.monotonic()
 
-    def run(self, plan: StepPlan) -> list[SampledToken] | None:
-        """What the runner sampled; None when it raised: its bug, which must not end the loop."""
+    def run(self, plan: StepPlan) -> list[RowResult] | None:
+        """What the rows gave; None when the runner raised: its bug, which must not end the loop."""
         try:
-            sampled = self._runner.run(StepBatch(plan.rows), self._layers_callback(plan)) if plan.rows else []
+            results = self._runner.run(StepBatch(plan.rows), self._layers_callback(plan)) if plan.rows else []
         except Exception:
             log.exception("a step of %d sequences failed", len(plan.rows))
             self.num_failed += 1
@@ -51,7 +51,7 @@ class Computation:
         if plan.rows:
             self.num_failed = 0
             self._rates.note_step(plan.prefill_tokens, took_s)
-        return sampled
+        return results
 
     def _layers_callback(self, plan: StepPlan) -> OnLayers | None:
         """Tells the listener which KV of which PREFILL is there; None when the step has no such row."""

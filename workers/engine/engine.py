@@ -310,9 +310,9 @@ class Engine:
         Raises:
             InternalFault: it was the last of too many steps in a row that failed.
         """
-        sampled = self._computation.run(plan)
+        results = self._computation.run(plan)
         with self._changed:
-            outcome = fail(plan) if sampled is None else take_in(plan, sampled, self._ledger)
+            outcome = fail(plan) if results is None else take_in(plan, results, self._ledger)
             self._computed_tokens += plan.num_tokens
             self._settle(outcome)
         if outcome.events:

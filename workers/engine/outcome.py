@@ -4,7 +4,7 @@ import msgspec
 
 from proto.errors import InternalFault, to_fault
 from workers.engine.block_ledger import BlockLedger
-from workers.engine.runner import SampledToken
+from workers.engine.runner import RowResult, ScheduledSequence
 from workers.engine.sequence import Sequence, SequenceState
 from workers.engine.step import SequenceProgress, StepPlan
 
@@ -20,26 +20,26 @@ class Outcome(msgspec.Struct, eq=False):
     complete: list[Sequence] = []
 
 
-def take_in(plan: StepPlan, sampled: list[SampledToken], ledger: BlockLedger) -> Outcome:
+def take_in(plan: StepPlan, results: list[RowResult], ledger: BlockLedger) -> Outcome:
     """The outcome of a step that was computed.
 
     Mutates: the sequences of `plan`; names the blocks that became full in the cache of `ledger`.
     """
     outcome = _outcome_of_held(plan)
-    drawn = {token.key: token for token in sampled}
+    by_key = {result.key: result for result in results}
     for row, sequence in zip(plan.rows, plan.sequences, strict=True):
         sequence.is_in_step = False
         sequence.num_computed += len(row.tokens)
-        token = drawn[row.key] if row.sample is not None else None
-        if token is not None and token.failed:
+        result = by_key.get(row.key)
+        if result is not None and result.failed:
             ledger.disown(sequence)
             _end(sequence, SequenceProgress(sequence.name, fault=NOT_FINITE), outcome)
             continue
         ledger.store(sequence)
         if sequence.is_cancelled:
             outcome.ended.append(sequence)
-        elif token is not None:
-            _append(sequence, token.token, outcome)
+        elif result is not None:
+            _take_result(sequence, row, result, outcome)
         elif sequence.is_complete:
             outcome.complete.append(sequence)
             outcome.events.append(SequenceProgress(sequence.name, is_held=True))
@@ -59,9 +59,22 @@ def _outcome_of_held(plan: StepPlan) -> Outcome:
     return Outcome(events=[SequenceProgress(each.name, is_held=True) for each in held])
 
 
-def _append(sequence: Sequence, token: int, outcome: Outcome) -> None:
-    finish = sequence.append(token)
-    progress = SequenceProgress(sequence.name, [token], finish)
+def _take_result(sequence: Sequence, row: ScheduledSequence, result: RowResult, outcome: Outcome) -> None:
+    if row.scores is not None:
+        sequence.note_scores(row.start, result.prompt_logprobs)
+    if not result.tokens:
+        return
+    finish, num_taken = None, 0
+    while finish is None and num_taken < len(result.tokens):
+        finish = sequence.append(result.tokens[num_taken])
+        num_taken += 1
+    progress = SequenceProgress(
+        sequence.name,
+        result.tokens[:num_taken],
+        finish,
+        logprobs=result.logprobs[: len(result.logprobs) // len(result.tokens) * num_taken],
+        prompt_logprobs=sequence.take_prompt_logprobs(),
+    )
     if finish is None:
         outcome.events.append(progress)
     else:

@@ -1,26 +1,54 @@
-"""The contract between the scheduler and what computes: one step in, sampled tokens out; torch-free."""
+"""The contract between the scheduler and what computes: one step in, results out; torch-free."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
+from workers.engine.token_counts import TokenCounts
+
 OnLayers = Callable[[int, int], None]
 """Called as `on_layers(first_layer, num_layers)`: the KV of this step for these layers is in the pool."""
 
 
 class SampleParams(msgspec.Struct, frozen=True):
-    """How one sequence draws its next token.
+    """How one sequence draws its tokens, for all its life.
 
-    `temperature` 0 is greedy and ignores the rest. `top_k` 0 keeps the whole vocabulary. A draw depends on
-    `seed` and the position of the sampled token alone, so a sequence without a seed of its own is given one
-    by its scheduler, once, and keeps it for life.
+    `temperature` 0 is greedy: of what the penalties and `bias` leave, the likeliest. `top_k` 0 keeps the
+    whole vocabulary, `min_p` what is at least so likely against the likeliest. Presence and frequency
+    penalties are taken off the logits of generated tokens, once and as often as they came; `repetition`
+    divides positive and multiplies negative logits of all tokens of the sequence. `bias` is added, by token.
+    `logprobs`: how many of the likeliest tokens to name with each drawn one's log-probability; None: say
+    nothing of it. A draw depends on `seed` and the position of the token alone, so a sequence without a seed
+    of its own is given one by its scheduler, once, and keeps it.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    bias: dict[int, float] = {}
+    logprobs: int | None = None
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a draw depends on which tokens came before."""
+        return bool(self.presence or self.frequency or self.repetition != 1.0)
+
+
+class PromptScores(msgspec.Struct, frozen=True):
+    """The log-probabilities that are wanted of a row's tokens, as the model sees them.
+
+    `targets[i]` is the token that follows `tokens[i]` of the row: it is told what that one was worth there,
+    beside the `num_best` likeliest.
+    """
+
+    targets: list[int]
+    num_best: int
 
 
 class ScheduledSequence(msgspec.Struct):
@@ -29,7 +57,12 @@ class ScheduledSequence(msgspec.Struct):
     `tokens` are computed in this step: a chunk of a prompt, or the one last token. `start` is the position of
     `tokens[0]`, which is also how many tokens of the sequence are in the pool already. `blocks` is its block
     table, long enough for `start + len(tokens)` tokens. `sample` is None when no token is wanted: a chunk in
-    the middle of a prompt, or a job that only fills KV. `key` comes back in `SampledToken`.
+    the middle of a prompt, or a job that only fills KV. `key` comes back in `RowResult`.
+
+    What else a draw heeds: `counts` of the tokens so far, when `sample` penalises; `banned` tokens, which
+    must not come yet; `allowed`, a bit for each token that may come (token t: bit t % 32 of the little-endian
+    32-bit word t // 32; all that lies beyond its end may not). A ban that leaves nothing of what is allowed
+    does not hold.
     """
 
     tokens: list[int]
@@ -37,6 +70,16 @@ class ScheduledSequence(msgspec.Struct):
     blocks: list[int]
     sample: SampleParams | None
     key: int
+    scores: PromptScores | None = None
+    counts: TokenCounts | None = None
+    banned: frozenset[int] = frozenset()
+    allowed: bytes | None = None
+
+    @property
+    def num_logits(self) -> int:
+        """Its last so many tokens' logits are needed: those that are scored, and the one that is sampled."""
+        num_scored = len(self.scores.targets) if self.scores is not None else 0
+        return num_scored + (self.sample is not None)
 
 
 class StepBatch(msgspec.Struct):
@@ -45,14 +88,18 @@ class StepBatch(msgspec.Struct):
     rows: list[ScheduledSequence]
 
 
-class SampledToken(msgspec.Struct, frozen=True):
-    """The token at position `start + len(tokens)` of the row with this key.
+class RowResult(msgspec.Struct, frozen=True):
+    """What the row with this key gave.
 
-    `failed`: the row's logits were not finite, so `token` means nothing; the other rows are sound.
+    `tokens` follow its last one; none when none was wanted. `logprobs` are their records and
+    `prompt_logprobs` those of the scored targets, both packed (`proto.logprobs`), where they were asked for.
+    `failed`: the row's logits were not finite, so the rest means nothing; the other rows are sound.
     """
 
     key: int
-    token: int
+    tokens: list[int] = []
+    logprobs: bytes = b""
+    prompt_logprobs: bytes = b""
     failed: bool = False
 
 
@@ -75,8 +122,8 @@ class Runner(Protocol):
     pool_bytes: int
     pool_device: str
 
-    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[SampledToken]:
-        """Computes one step and samples for the rows that want a token, in the order of the rows.
+    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[RowResult]:
+        """Computes one step: a result for each row that wants a token or scores, in the order of the rows.
 
         Mutates: the pool, at the places of this step's tokens and nowhere else. `on_layers` is called in
         rising order, from this call, until every layer was named once; what it raises ends the step.

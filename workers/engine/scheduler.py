@@ -13,6 +13,9 @@ from workers.engine.engine_settings import EngineSettings
 from workers.engine.sequence import Sequence, SequenceKind, SequenceState
 from workers.engine.step import StepPlan
 
+MAX_SCORED_TOKENS = 128
+"""Of one step: each of them has logits for the whole vocabulary, all of which are in memory at once."""
+
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
     return sequence.rank
@@ -121,7 +124,7 @@ class Scheduler:
     def _begin(self, sequence: Sequence, claim: list[int], plan: StepPlan) -> bool:
         """Starts a waiting sequence, unless the step has no tokens left for it."""
         pending = sequence.num_pending - len(claim) * self._settings.block_size
-        if pending and not self._chunk(sequence.num_computed, pending, plan):
+        if pending and not self._chunk(sequence, pending, plan):
             return False
         self.waiting.remove(sequence)
         self._claim(sequence, claim)
@@ -136,16 +139,18 @@ class Scheduler:
         return True
 
     def _add_chunk(self, sequence: Sequence, plan: StepPlan) -> None:
-        num_tokens = self._chunk(sequence.num_computed, sequence.num_pending, plan)
+        num_tokens = self._chunk(sequence, sequence.num_pending, plan)
         if num_tokens:
             plan.add(sequence, num_tokens)
 
-    def _chunk(self, start: int, pending: int, plan: StepPlan) -> int:
+    def _chunk(self, sequence: Sequence, pending: int, plan: StepPlan) -> int:
         """How many of `pending` tokens this step takes: all, or up to a block border, or none."""
+        start, block_size = sequence.num_computed, self._settings.block_size
         budget = self._settings.most_tokens(plan.num_decodes) - plan.num_tokens
+        if sequence.wants_scores:
+            budget = min(budget, max(MAX_SCORED_TOKENS, block_size) - plan.scored_tokens)
         if pending <= budget:
             return pending
-        block_size = self._settings.block_size
         return max(0, (start + budget) // block_size * block_size - start)
 
     def _has_room(self, sequence: Sequence) -> bool:

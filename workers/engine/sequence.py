@@ -15,8 +15,10 @@ from typing import Literal
 
 import msgspec
 
+from proto.logprobs import record_bytes
 from workers.engine.hash_chain import HashChain
 from workers.engine.runner import SampleParams
+from workers.engine.token_counts import TokenCounts
 
 
 class SequenceKind(Enum):
@@ -42,8 +44,10 @@ class SequenceSpec(msgspec.Struct, frozen=True):
 
     `tokens` are the prompt and what earlier attempts generated; the first `num_prompt` are the client's.
     `max_tokens` counts generated tokens, earlier attempts' included. `stop_tokens` hold the end-of-sequence
-    ids too, unless the client wants none. `salt` is `proto.blockhash.block_salt`'s. A lower `priority` goes
-    first. A PREFILL ignores `sample`, `max_tokens` and `stop_tokens`.
+    ids too, unless the client wants none, and none of them is among the first `min_tokens` generated ones.
+    `prompt_logprobs`: how many of the likeliest tokens to name with the log-probability of each of the
+    prompt's; None: say nothing of it. `salt` is `proto.blockhash.block_salt`'s. A lower `priority` goes
+    first. A PREFILL is asked for no token, and ignores all that says how and when.
     """
 
     sequence: str
@@ -55,6 +59,16 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     stop_tokens: frozenset[int]
     salt: bytes
     priority: int = 0
+    min_tokens: int = 0
+    prompt_logprobs: int | None = None
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether the logits of all of the prompt are wanted: it is prefilled whole, and here.
+
+        What its tokens are worth goes out with the first generated one, so who has that has it, too.
+        """
+        return self.prompt_logprobs is not None and len(self.tokens) == self.num_prompt
 
 
 class SequenceKv(msgspec.Struct, frozen=True):
@@ -74,6 +88,7 @@ class Sequence(msgspec.Struct, eq=False):
     `blocks[i]` holds tokens `[i * block_size, (i + 1) * block_size)`; the KV of the first `num_computed`
     tokens is in them, and the first `num_stored` blocks were offered to the prefix cache. `token_limit` is
     the length at which it ends. `rank` orders sequences: the lowest is served first and preempted last.
+    `prompt_logprobs` are the records of the prompt's tokens so far, until they go out with the first token.
     """
 
     spec: SequenceSpec
@@ -89,6 +104,8 @@ class Sequence(msgspec.Struct, eq=False):
     is_in_step: bool = False
     is_cancelled: bool = False
     is_preempted: bool = False
+    prompt_logprobs: bytes = b""
+    token_counts: TokenCounts | None = None
 
     @property
     def name(self) -> str:
@@ -106,14 +123,55 @@ class Sequence(msgspec.Struct, eq=False):
 
     @property
     def max_cached_tokens(self) -> int:
-        """The most that need not be computed: a token that is sampled from must be."""
+        """The most that need not be computed: a token whose logits are wanted must be."""
+        if self.wants_scores:
+            return self.num_scored
         return len(self.tokens) - (self.spec.kind is SequenceKind.GENERATE)
+
+    @property
+    def wants_scores(self) -> bool:
+        """As its spec, until its first token is here."""
+        return self.spec.prompt_logprobs is not None and len(self.tokens) == self.spec.num_prompt
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens of the prompt that have a record; the first never gets one."""
+        return len(self.prompt_logprobs) // record_bytes(self.spec.prompt_logprobs or 0)
+
+    @property
+    def banned(self) -> frozenset[int]:
+        """Tokens that must not come next."""
+        is_free = len(self.tokens) >= self.spec.num_prompt + self.spec.min_tokens
+        return frozenset() if is_free else self.spec.stop_tokens
 
     @property
     def admission_rank(self) -> tuple[int, bool, int]:
         """The order of the waiting: of equals, those whose KV has landed first, since it lies idle."""
         priority, arrival = self.rank
         return priority, not self.is_landed, arrival
+
+    def note_scores(self, start: int, records: bytes) -> None:
+        """Adds the records of the tokens after `start`; those that were computed before count once."""
+        known = (self.num_scored - start) * record_bytes(self.spec.prompt_logprobs or 0)
+        self.prompt_logprobs += records[known:]
+
+    def take_prompt_logprobs(self) -> bytes:
+        taken, self.prompt_logprobs = self.prompt_logprobs, b""
+        return taken
+
+    def count_tokens(self) -> TokenCounts | None:
+        """How often each of its tokens came, if its draws depend on that.
+
+        Mutates: its counts, which take in the tokens that are new.
+        """
+        sample = self.spec.sample
+        if not sample.penalises:
+            return None
+        if self.token_counts is None:
+            num_prompt = self.spec.num_prompt
+            self.token_counts = TokenCounts(num_prompt if sample.repetition == 1.0 else 0, num_prompt)
+        self.token_counts.catch_up(self.tokens)
+        return self.token_counts
 
     def append(self, token: int) -> Literal["stop", "length"] | None:
         """Adds a sampled token; says whether the sequence ends with it, and why."""

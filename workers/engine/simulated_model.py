@@ -9,6 +9,7 @@
 The defaults are roughly a model of eight billion parameters on one large GPU.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Annotated
@@ -16,7 +17,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from workers.engine.runner import SampledToken, ScheduledSequence
+from proto.logprobs import TokenLogprobs, pack_logprobs
+from workers.engine.runner import RowResult, ScheduledSequence
 
 
 class SimulatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,18 +82,41 @@ class SimulatedTime:
         return prefill_s
 
 
-def sample(model: SimulatedModel, rows: Sequence[ScheduledSequence]) -> list[SampledToken]:
-    """A token for each row that wants one.
+def answer(model: SimulatedModel, rows: Sequence[ScheduledSequence]) -> list[RowResult]:
+    """A result for each row that wants a token or scores.
 
-    It depends on the token before it and its position alone, so any attempt, on any worker, in chunks of any
-    size, goes on alike.
+    A token depends on the token before it and its position alone, so any attempt, on any worker, in chunks of
+    any size, goes on alike. Of what a request may say of its draws only the ban of ends is heeded. Each token
+    is said to have half of all probability, and the likeliest after it each half of what is left.
     """
+    return [_answer_row(model, row) for row in rows if row.num_logits]
+
+
+def _answer_row(model: SimulatedModel, row: ScheduledSequence) -> RowResult:
+    tokens = [] if row.sample is None else [_sample(model, row)]
+    logprobs = b""
+    if row.sample is not None and row.sample.logprobs is not None:
+        logprobs = _records(tokens, row.sample.logprobs)
+    scores = row.scores
+    prompt_logprobs = b"" if scores is None else _records(scores.targets, scores.num_best)
+    return RowResult(row.key, tokens, logprobs, prompt_logprobs)
+
+
+def _sample(model: SimulatedModel, row: ScheduledSequence) -> int:
     first, count = model.first_token, model.num_tokens
-    return [
-        SampledToken(row.key, first + _mix(row.tokens[-1], row.start + len(row.tokens)) % count)
-        for row in rows
-        if row.sample is not None
-    ]
+    number = _mix(row.tokens[-1], row.start + len(row.tokens))
+    tokens = (first + (number + step) % count for step in range(count))
+    return next((token for token in tokens if token not in row.banned), first + number % count)
+
+
+def _records(tokens: Sequence[int], num_best: int) -> bytes:
+    half = math.log(0.5)
+    return pack_logprobs(
+        [
+            TokenLogprobs(half, 1, [(token + place, half * (1 + place)) for place in range(num_best)])
+            for token in tokens
+        ]
+    )
 
 
 def _mix(token: int, position: int) -> int:

@@ -4,8 +4,8 @@ import ctypes
 import mmap
 import time
 
-from workers.engine.runner import OnLayers, SampledToken, StepBatch
-from workers.engine.simulated_model import SimulatedModel, SimulatedTime, sample
+from workers.engine.runner import OnLayers, RowResult, StepBatch
+from workers.engine.simulated_model import SimulatedModel, SimulatedTime, answer
 
 MAX_DEBT_S = 0.01
 """The most that waking late shortens later waits by: a pause of the whole process is not made good."""
@@ -33,7 +33,7 @@ class SimulatedRunner:
         self.pool_address = ctypes.addressof(self._pool)
         self._debt_s = 0.0
 
-    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[SampledToken]:
+    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[RowResult]:
         """See `Runner`. Time passes in equal parts a layer when somebody waits for layers, else at once."""
         step_s = self.time.step_s(batch.rows)
         if on_layers is None:
@@ -42,7 +42,7 @@ class SimulatedRunner:
             for layer in range(self.num_layers):
                 self._wait(step_s / self.num_layers)
                 on_layers(layer, 1)
-        return sample(self.model, batch.rows)
+        return answer(self.model, batch.rows)
 
     def _wait(self, wait_s: float) -> None:
         """Sleeps to a deadline; how late it woke is taken off the next waits, so that the mean is right."""

@@ -5,14 +5,15 @@ from typing import Literal, Protocol
 import msgspec
 
 from proto.errors import Fault
-from workers.engine.runner import ScheduledSequence
+from workers.engine.runner import PromptScores, ScheduledSequence
 from workers.engine.sequence import Sequence, SequenceKind
 
 
 class StepPlan(msgspec.Struct, eq=False):
     """`rows[i]` is the work of `sequences[i]`, with `i` as its key. `held` became complete without any work.
 
-    Units: `num_tokens` tokens in all rows, `prefill_tokens` in those of more than one.
+    Units: `num_tokens` tokens in all rows, `prefill_tokens` in those of more than one, `scored_tokens` in
+    those whose tokens' own log-probabilities are wanted.
     """
 
     rows: list[ScheduledSequence] = []
@@ -20,6 +21,7 @@ class StepPlan(msgspec.Struct, eq=False):
     held: list[Sequence] = []
     num_tokens: int = 0
     prefill_tokens: int = 0
+    scored_tokens: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -34,20 +36,35 @@ class StepPlan(msgspec.Struct, eq=False):
         """A row for the next `num_tokens` tokens; it samples when they are the last of a GENERATE."""
         start = sequence.num_computed
         end = start + num_tokens
-        is_last = end == len(sequence.tokens)
-        is_sampled = is_last and sequence.spec.kind is SequenceKind.GENERATE
-        sample = sequence.spec.sample if is_sampled else None
-        tokens = sequence.tokens[start:end]
-        self.rows.append(ScheduledSequence(tokens, start, sequence.blocks, sample, len(self.rows)))
+        row = ScheduledSequence(
+            sequence.tokens[start:end], start, sequence.blocks, None, len(self.rows), _scores(sequence, end)
+        )
+        if end == len(sequence.tokens) and sequence.spec.kind is SequenceKind.GENERATE:
+            row.sample = sequence.spec.sample
+            row.counts = sequence.count_tokens()
+            row.banned = sequence.banned
+        self.rows.append(row)
         self.sequences.append(sequence)
         sequence.is_in_step = True
         self.num_tokens += num_tokens
+        self.scored_tokens += num_tokens if row.scores is not None else 0
         if num_tokens > 1:
             self.prefill_tokens += num_tokens
 
 
+def _scores(sequence: Sequence, end: int) -> PromptScores | None:
+    """What is wanted of the tokens from those that are computed to `end` (not included)."""
+    if not sequence.wants_scores:
+        return None
+    num_best = sequence.spec.prompt_logprobs or 0
+    return PromptScores(sequence.tokens[sequence.num_computed + 1 : end + 1], num_best)
+
+
 class SequenceProgress(msgspec.Struct, frozen=True):
     """What a step did for one sequence: new tokens, its one end, or a PREFILL that is complete and held.
+
+    `logprobs` are the records of the tokens, and `prompt_logprobs`, with the first of them, those of the
+    prompt's, where they were asked for.
 
     At most one of `finish`, `fault`, `is_held` and `is_frozen` is set. After the first two the engine has
     forgotten it; the last says, between two steps, that it got all its tokens before and gets no more.
@@ -59,6 +76,8 @@ class SequenceProgress(msgspec.Struct, frozen=True):
     fault: Fault | None = None
     is_held: bool = False
     is_frozen: bool = False
+    logprobs: bytes = b""
+    prompt_logprobs: bytes = b""
 
 
 class StepOutput(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from proto.errors import InvalidSetting
-from workers.engine.runner import OnLayers, SampledToken, SampleParams, ScheduledSequence, StepBatch
-from workers.engine.sampler import Draw, sample
+from workers.engine.logit_reading import read_logits
+from workers.engine.runner import OnLayers, RowResult, SampleParams, ScheduledSequence, StepBatch
 from workers.model.batch import Chunk, build_batch
 from workers.model.config import ModelConfig, read_config
 from workers.model.decoder import Decoder
@@ -36,21 +36,16 @@ class TorchRunner:
         self.pool_bytes = pool_NLKGPD.nbytes
         self.pool_device = str(pool_NLKGPD.device)
 
-    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[SampledToken]:
+    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[RowResult]:
         if not batch.rows:
             return []
-        chunks = [Chunk(row.tokens, row.start, row.blocks, int(row.sample is not None)) for row in batch.rows]
+        chunks = [Chunk(row.tokens, row.start, row.blocks, row.num_logits) for row in batch.rows]
         forward_batch = build_batch(chunks, self.block_size, self.pool_NLKGPD.device)
         on_layer = None if on_layers is None else self._in_groups(on_layers)
         logits_BV = self._decoder.forward(forward_batch, self.pool_NLKGPD, on_layer)
-        draws = [
-            Draw(row.key, row.sample, row.start + len(row.tokens))
-            for row in batch.rows
-            if row.sample is not None
-        ]
-        sampled = sample(logits_BV, draws) if draws else []
+        results = read_logits(logits_BV, batch.rows)
         self._wait_for_device()  # whoever reads the pool next may do so from outside torch's queue
-        return sampled
+        return results
 
     def warm_up(self) -> None:
         """Runs one prompt and one step of two sequences, so that no request pays for first uses.

@@ -65,7 +65,10 @@ class HandOverGiver:
         generated = kv.tokens[count_tokens(served.request.prompt) + ask.offset :]
         self._lender.unpin(self._pins.get(name, ""))  # of an answer that was lost
         pin = self._pins[name] = self._lender.pin_blocks(ask.reader, kv.blocks, ask.ttl_s)
-        return TakenOver(pin, kv.blocks, pack_tokens(generated), kv.num_computed, served.prefilled())
+        logprobs = served.stream.logprobs_from(ask.offset)
+        return TakenOver(
+            pin, kv.blocks, pack_tokens(generated), kv.num_computed, served.prefilled(), logprobs
+        )
 
     def hand_back(self, request: str, attempt: int) -> None:
         """The taker does not go on with it."""

@@ -48,12 +48,13 @@ class TakerTools:
 
 @dataclass(slots=True)
 class Taken:
-    """What came with the sequence: its `tokens` since its attempt here began, and the `num_computed` of all
-    whose KV is here now. `prefilled` is None when the source did not say."""
+    """What came with the sequence: its `tokens` since its attempt here began, with their records, and the
+    `num_computed` of all whose KV is here now. `prefilled` is None when the source did not say."""
 
     num_computed: int
     tokens: list[int]
     prefilled: Prefilled | None = None
+    logprobs: bytes = b""
 
     @property
     def is_given(self) -> bool:
@@ -130,6 +131,7 @@ class Taking:
             await self._undo(over)
             return
         self._taken.tokens, self._taken.prefilled = tokens, over.prefilled
+        self._taken.logprobs = over.logprobs
         if peer is not None and over.num_computed > self._taken.num_computed:
             await self._try_read(peer, over.pin, over.blocks, over.num_computed)
         else:

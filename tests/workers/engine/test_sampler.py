@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from workers.engine.runner import SampledToken, SampleParams
-from workers.engine.sampler import Draw, sample, uniform
+from workers.engine.draw import Draw
+from workers.engine.runner import RowResult, SampleParams
+from workers.engine.sampler import sample, uniform
 
 VOCAB = 2000
 CHI_SQUARE_19_AT_ONE_IN_1000 = 43.8
@@ -20,7 +21,7 @@ def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
 def tokens_of(logits_BV: torch.Tensor, params: SampleParams, positions: range) -> list[int]:
     """One draw at each position, all from the first row of logits."""
     draws = [Draw(key=0, params=params, position=position) for position in positions]
-    return [found.token for found in sample(logits_BV[:1].expand(len(draws), -1), draws)]
+    return [found.tokens[0] for found in sample(logits_BV[:1].expand(len(draws), -1), draws)]
 
 
 MIXED = [
@@ -36,7 +37,7 @@ MIXED = [
 def test_greedy_takes_the_largest_logit() -> None:
     logits_BV = random_logits(3)
     draws = [Draw(key, SampleParams(top_k=3, top_p=0.1, seed=key), 5) for key in range(3)]
-    expected = [SampledToken(key, int(logits_BV[key].argmax())) for key in range(3)]
+    expected = [RowResult(key, [int(logits_BV[key].argmax())]) for key in range(3)]
     assert sample(logits_BV, draws) == expected
 
 
@@ -114,5 +115,5 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
         else:
             logits_BV[row, 77] = bad
         found = sample(logits_BV, draws)
-        assert found[row] == SampledToken(row, 0, failed=True), params
+        assert found[row] == RowResult(row, failed=True), params
         assert found[:row] + found[row + 1 :] == whole[:row] + whole[row + 1 :]

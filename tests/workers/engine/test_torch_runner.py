@@ -8,7 +8,7 @@ import torch
 
 from proto.errors import InvalidSetting
 from tests.tiny_model import write_tiny_llama
-from workers.engine.runner import Runner, SampledToken, SampleParams, ScheduledSequence, StepBatch
+from workers.engine.runner import RowResult, Runner, SampleParams, ScheduledSequence, StepBatch
 from workers.engine.torch_runner import TorchRunner, load_torch_runner
 
 GREEDY = SampleParams()
@@ -36,7 +36,7 @@ def test_results_carry_the_keys_of_the_rows_that_wanted_a_token_in_their_order(f
     rows = [row(30, [4, 5, 6], [1]), row(10, [7], [2]), row(20, [8, 9], [3], sample=None), row(5, [7], [4])]
     found = runner.run(StepBatch(rows), None)
     assert [sampled.key for sampled in found] == [30, 10, 5]
-    assert found[1].token == found[2].token
+    assert found[1].tokens == found[2].tokens
     assert runner.run(StepBatch([rows[2]]), None) == []
     assert runner.run(StepBatch([]), None) == []
 
@@ -86,7 +86,7 @@ def test_a_sequence_with_spoiled_kv_fails_and_its_neighbours_do_not(folder: Path
     whole = runner.run(StepBatch(step), None)
     runner.pool_NLKGPD[2, 0, 0, 0, 0, 0] = math.nan
     found = runner.run(StepBatch(step), None)
-    assert found == [whole[0], SampledToken(2, 0, failed=True), whole[2]]
+    assert found == [whole[0], RowResult(2, failed=True), whole[2]]
 
 
 def test_a_seeded_token_does_not_depend_on_its_batch(folder: Path) -> None:

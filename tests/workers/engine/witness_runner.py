@@ -7,7 +7,7 @@ holds what it should. `corruptions` names the steps that read a place with anoth
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from workers.engine.runner import OnLayers, SampledToken, ScheduledSequence, StepBatch
+from workers.engine.runner import OnLayers, RowResult, ScheduledSequence, StepBatch
 from workers.engine.sequence import SequenceSpec
 
 VOCAB_SIZE = 50
@@ -62,7 +62,7 @@ class WitnessRunner:
     def __post_init__(self) -> None:
         self._pool: list[list[Place]] = [[(0, 0)] * self.block_size for _ in range(self.num_blocks)]
 
-    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[SampledToken]:
+    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[RowResult]:
         during, self.during = self.during, None
         if during is not None:
             during()
@@ -72,7 +72,7 @@ class WitnessRunner:
         self.batches.append([(row.start, len(row.tokens)) for row in batch.rows])
         self._check_apart(batch.rows)
         sampled = [
-            SampledToken(row.key, sample(mark))
+            RowResult(row.key, [sample(mark)])
             for row, mark in [(row, self._compute(row)) for row in batch.rows]
             if row.sample is not None
         ]
@@ -81,7 +81,7 @@ class WitnessRunner:
             on_layers(1, 2)
         if self.bad_next and sampled:
             self.bad_next = False
-            sampled[0] = SampledToken(sampled[0].key, 0, failed=True)
+            sampled[0] = RowResult(sampled[0].key, failed=True)
         return sampled
 
     def fill(self, blocks: list[int], tokens: list[int], start: int) -> None:

@@ -73,10 +73,10 @@ def test_greedy_tokens_are_those_of_transformers(checkpoint: Checkpoint) -> None
     computed, step = 0, prompt
     while len(answer) < 32:
         row = ScheduledSequence(tokens=step, start=computed, blocks=blocks, sample=SampleParams(), key=7)
-        (sampled,) = runner.run(StepBatch([row]), None)
+        (result,) = runner.run(StepBatch([row]), None)
         computed += len(step)
-        step = [sampled.token]
-        answer.append(sampled.token)
+        step = result.tokens
+        answer += result.tokens
     assert answer == checkpoint.reference_greedy(prompt, 32)
 
 
