@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+import uvloop
 
 from proto.cards import AgentCard, ProcessIdentity, RankAgent
 from proto.control import Granted
@@ -102,7 +103,7 @@ def run_target(link: Connection, config: ModelConfig) -> None:
             link.send(msgspec.msgpack.encode(rank))
             await asyncio.to_thread(link.recv)
 
-    asyncio.run(serve())
+    uvloop.run(serve())
 
 
 class Bench:
@@ -133,14 +134,14 @@ class Bench:
         return time.perf_counter() - began_s
 
     async def _transfer_s(self) -> float:
-        pushes = [(self._push(pairs), pairs) for pairs in self._scattered()]
-        size = BLOCK_SIZE * self._shape.num_blocks_a_post
-        layers = LayerRange(0, self._shape.num_layers)
+        """One push, chunk by chunk, as of a long prompt."""
+        posts = list(self._scattered())
+        push = self._push([pair for pairs in posts for pair in pairs])
+        size, layers = BLOCK_SIZE * self._shape.num_blocks_a_post, LayerRange(0, self._shape.num_layers)
         began_s = time.perf_counter()
-        for push, pairs in pushes:
-            push.write(0, size, [pair.source for pair in pairs], layers)
-        for push, _ in pushes:
-            await push.wait_settled()
+        for number, pairs in enumerate(posts):
+            push.write(number * size, (number + 1) * size, [pair.source for pair in pairs], layers)
+        await push.wait_settled()
         return time.perf_counter() - began_s
 
     def _push(self, pairs: Sequence[BlockPair]) -> Push:
@@ -214,7 +215,7 @@ async def measure_bandwidth(config: ModelConfig) -> dict[str, object]:
 
 def main() -> None:
     model = resolve_model(MODEL).path
-    found = asyncio.run(measure_bandwidth(read_config(model)))
+    found = uvloop.run(measure_bandwidth(read_config(model)))
     with tempfile.TemporaryDirectory() as folder:
         tails = asyncio.run(measure_tails(Path(folder), model))
     print(json.dumps(found | tails))

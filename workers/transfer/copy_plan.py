@@ -63,6 +63,11 @@ def plan_copies(
     return Copies(_merged(_placed(source, target, blocks, runs)))
 
 
+def join_copies(parts: Sequence[Copies]) -> Copies:
+    """All of them, in order."""
+    return parts[0] if len(parts) == 1 else Copies(np.concatenate([part.table for part in parts]))
+
+
 def _runs_of_block(source: PoolLayout, target: PoolLayout, layers: LayerRange) -> list[Copy]:
     """The runs within one block, as offsets from the start of the block."""
     first = max(source.first_layer, target.first_layer, layers.first)

@@ -197,7 +197,9 @@ class Push:
             if failure is None:
                 self._num_landed_bytes += num_bytes
             self._fault = self._fault or failure
-        self._loop.call_soon_threadsafe(self._note_over, failure)
+            is_settled = not self._on_way
+        if is_settled or failure is not None:  # each wake-up of the loop holds the next transfer up
+            self._loop.call_soon_threadsafe(self._note_over, failure)
 
     def _on_stalled(self, limit_s: float) -> None:
         what = f"a write to {self._peer.card.worker}"

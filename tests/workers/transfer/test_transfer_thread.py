@@ -87,6 +87,42 @@ def test_a_transfer_that_may_not_start_writes_nothing(exchange: Exchange) -> Non
     exchange.run(body)
 
 
+def test_of_many_submitted_at_once_each_arrives_but_those_that_may_not_start(exchange: Exchange) -> None:
+    async def body(scene: Scene, child: PeerProcess) -> None:
+        refused: list[int] = []
+        done: list[Outcome] = []
+        for block in range(8):
+            scene.pool.fill(block, 10 * block)
+            over = Outcome(asyncio.get_running_loop())
+            pools = scene.pool.layout, child.peer.rank.pool
+            copies = plan_copies(*pools, [BlockPair(block, block)], ALL_LAYERS)
+
+            def may_start(block: int = block) -> bool:
+                return block % 3 != 0
+
+            def on_refused(block: int = block, over: Outcome = over) -> None:
+                refused.append(block)
+                over.settle(None)
+
+            scene.transfers.submit(
+                Transfer(
+                    "WRITE",
+                    child.peer.rank.agent,
+                    copies,
+                    "cpu",
+                    may_start,
+                    on_refused,
+                    over.settle,
+                )
+            )
+            done.append(over)
+        assert [await over.wait() for over in done] == [None] * 8
+        assert refused == [0, 3, 6]
+        assert [child.layers(block)[0] for block in range(8)] == [0, 10, 20, 0, 40, 50, 0, 70]
+
+    exchange.run(body)
+
+
 def test_a_killed_peer_is_gone_in_bounded_time_and_its_successor_works(exchange: Exchange) -> None:
     async def body(scene: Scene, _: PeerProcess) -> None:
         child = await scene.start_peer("mortal")

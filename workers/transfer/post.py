@@ -1,0 +1,73 @@
+"""One post: the transfers that wait for one peer, moved together, each told of its own end."""
+
+from typing import Final
+
+from proto.errors import KvmeshError
+from workers.transfer.copy_plan import Copies, join_copies
+from workers.transfer.transfers import OnMoved, Operation, Transfer
+
+MAX_POST_BYTES: Final = 16 * 2**20
+"""Nobody else's transfer waits longer than these take, some milliseconds over shared memory."""
+
+
+class Post:
+    """Transfers of one operation with one peer, or none yet. Belongs to the thread that posts."""
+
+    def __init__(self, transfers: list[Transfer] | None = None) -> None:
+        self.transfers = transfers or []
+
+    @property
+    def operation(self) -> Operation:
+        return self.transfers[0].operation
+
+    @property
+    def agent(self) -> str:
+        return self.transfers[0].agent
+
+    @property
+    def remote_device(self) -> str:
+        return self.transfers[0].remote_device
+
+    @property
+    def copies(self) -> Copies:
+        return join_copies([transfer.copies for transfer in self.transfers])
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(transfer.num_bytes for transfer in self.transfers)
+
+    def try_join(self, transfer: Transfer) -> bool:
+        """Whether `transfer` leaves with these; the first of a post never does."""
+        if not self.transfers or _kind(transfer) != _kind(self.transfers[0]):
+            return False
+        if self.num_bytes + transfer.num_bytes > MAX_POST_BYTES:
+            return False
+        self.transfers.append(transfer)
+        return True
+
+    def drop_unstartable(self) -> None:
+        """Right before the post: those whose holder must not write any more are refused."""
+        transfers, self.transfers = self.transfers, []
+        for transfer in transfers:
+            if transfer.may_start():
+                self.transfers.append(transfer)
+            else:
+                transfer.on_refused()
+
+    def tell_moved(self, on_moved: OnMoved, took_s: float) -> None:
+        """All are done; each took its share of the time."""
+        num_bytes = max(1, self.num_bytes)
+        for transfer in self.transfers:
+            on_moved(transfer, took_s * transfer.num_bytes / num_bytes)
+
+    def tell_stalled(self, limit_s: float) -> None:
+        for transfer in self.transfers:
+            transfer.on_stalled(limit_s)
+
+    def end(self, fault: KvmeshError | None) -> None:
+        for transfer in self.transfers:
+            transfer.on_done(fault)
+
+
+def _kind(transfer: Transfer) -> tuple[Operation, str, str]:
+    return transfer.operation, transfer.agent, transfer.remote_device
