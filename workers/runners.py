@@ -4,11 +4,11 @@ from proto.cards import KvClass
 from proto.layout import PoolLayout
 from services.models.folder import ModelFolder
 from workers.engine.engine_settings import EngineSettings
+from workers.engine.host_memory import read_host_memory
 from workers.engine.runner import Runner
 from workers.engine.simulated_runner import SimulatedRunner
+from workers.engine.torch_settings import PoolSize, TorchSettings
 from workers.settings import WorkerSettings
-
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def load_runner(settings: WorkerSettings, folder: ModelFolder) -> tuple[Runner, str]:
@@ -20,23 +20,27 @@ def load_runner(settings: WorkerSettings, folder: ModelFolder) -> tuple[Runner, 
     if settings.engine == "simulated":
         return _simulated(settings), simulated_digest(folder)
     # Only here: a simulated worker needs no torch, and starts without it.
-    from workers.engine.torch_runner import load_torch_runner
-    from workers.model.config import read_config
+    from workers.engine.torch_loading import load_torch_runner
     from workers.model.weights import weights_digest
 
-    config = read_config(folder.path)
-    item_bytes = _ITEM_BYTES.get(settings.dtype, 4)
-    layer_bytes = 2 * config.num_kv_heads * settings.block_size * config.head_dim * item_bytes
-    runner = load_torch_runner(
-        folder.path,
+    runner = load_torch_runner(folder.path, torch_settings(settings))
+    return runner, weights_digest(folder.path, settings.weights)
+
+
+def torch_settings(settings: WorkerSettings) -> TorchSettings:
+    return TorchSettings(
         device=settings.device,
         dtype=settings.dtype,
-        block_size=settings.block_size,
-        num_blocks=settings.num_blocks or num_blocks_in(settings.pool_mib, config.num_layers * layer_bytes),
-        layers_per_push=min(config.num_layers, -(-settings.push_kib * 1024 // layer_bytes)),
+        weights=settings.weights,
         num_threads=settings.threads,
+        block_size=settings.block_size,
+        pool=pool_size(settings),
+        push_kib=settings.push_kib,
     )
-    return runner, weights_digest(folder.path)
+
+
+def pool_size(settings: WorkerSettings) -> PoolSize:
+    return PoolSize(num_blocks=settings.num_blocks, share=settings.pool_share, mib=settings.pool_mib)
 
 
 def simulated_digest(folder: ModelFolder) -> str:
@@ -45,15 +49,11 @@ def simulated_digest(folder: ModelFolder) -> str:
 
 
 def _simulated(settings: WorkerSettings) -> SimulatedRunner:
+    """Its pool takes no memory: a share of what there is says how large it is to seem."""
     model = settings.simulated
     block_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * settings.block_size * 4
-    num_blocks = settings.num_blocks or num_blocks_in(settings.pool_mib, block_bytes)
+    num_blocks = pool_size(settings).count_blocks(block_bytes, read_host_memory().free_bytes)
     return SimulatedRunner(model, num_blocks, settings.block_size, settings.name)
-
-
-def num_blocks_in(pool_mib: int, block_bytes: int) -> int:
-    """How many blocks a pool of that size holds, at least one."""
-    return max(1, pool_mib * 2**20 // block_bytes)
 
 
 def engine_settings(settings: WorkerSettings, runner: Runner, folder: ModelFolder) -> EngineSettings:

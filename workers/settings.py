@@ -15,9 +15,30 @@ from services.objects import ObjectSettings
 from services.tracing import TraceSettings
 from services.work_queue import WorkQueueSettings
 from workers.engine.simulated_model import SimulatedModel
+from workers.engine.torch_settings import DtypeName, WeightsName
 from workers.roles.prefill_choice import PrefillMode
 from workers.transfer.transfer_settings import TransferSettings
 
+Dtype = Annotated[
+    DtypeName,
+    Meta(
+        description="auto, float32, bfloat16 or float16, of what is computed and of KV; "
+        "auto: as the weights are stored, where the device computes in it, else float32"
+    ),
+]
+Weights = Annotated[
+    WeightsName,
+    Meta(description="full: weights in dtype; int8: on a CPU, matrices in 8 bits, with rows scaled to match"),
+]
+PoolShare = Annotated[
+    float,
+    Meta(
+        ge=0,
+        lt=1,
+        description="share of the device's memory that is free once the weights are loaded, for the pool; "
+        "0: pool_mib says it",
+    ),
+]
 BlockSize = Annotated[int, Meta(ge=1, description="tokens a block")]
 RemoteMinTokens = Annotated[
     int, Meta(ge=0, description="uncached tokens from which a prompt is prefilled elsewhere")
@@ -68,12 +89,16 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Literal["torch", "simulated"], Meta(description="torch, or simulated: time from [simulated]")
     ] = "torch"
     device: Annotated[str, Meta(description="torch device, such as cpu or cuda:0")] = "cpu"
-    dtype: Annotated[str, Meta(description="float32, bfloat16 or float16, of weights and KV")] = "float32"
+    dtype: Dtype = "float32"
+    weights: Weights = "full"
     threads: Annotated[int, Meta(ge=1, description="threads that torch computes with on a CPU")] = 1
     num_blocks: Annotated[
-        int, Meta(ge=0, description="blocks of KV in the pool; 0: as many as pool_mib holds")
+        int, Meta(ge=0, description="blocks of KV in the pool; 0: as many as pool_share or pool_mib holds")
     ] = 0
-    pool_mib: Annotated[int, Meta(ge=1, description="size of the pool in MiB, where num_blocks is 0")] = 512
+    pool_share: PoolShare = 0.0
+    pool_mib: Annotated[
+        int, Meta(ge=1, description="size of the pool in MiB, where num_blocks and pool_share are 0")
+    ] = 512
     block_size: BlockSize = 16
     step_tokens: Annotated[int, Meta(ge=2, description="most tokens computed in one step")] = 256
     prefill_step_tokens: PrefillStepTokens = 0

@@ -33,7 +33,7 @@ from proto.names import new_id
 from services.models.folder import resolve_model
 from tests.perf.transfer_tail import measure_tails
 from tests.workers.forked import ForkedProcess
-from workers.engine.torch_runner import allocate_pool
+from workers.engine.torch_loading import allocate_pool
 from workers.model.config import ModelConfig, read_config
 from workers.settings import WorkerSettings
 from workers.transfer.copy_plan import BlockPair, plan_copies

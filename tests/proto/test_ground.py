@@ -58,5 +58,6 @@ def test_every_module_of_the_engine_is_either_torchs_or_under_the_contract_that_
         "logprob_records",
         "narrowing",
         "sampler",
+        "torch_loading",
         "torch_runner",
     }

@@ -1,22 +1,14 @@
 """The runner that computes: model, KV pool and sampler on one torch device."""
 
-import mmap
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 
-from proto.errors import InvalidSetting
 from workers.engine.logit_reading import read_logits
 from workers.engine.runner import OnLayers, RowResult, SampleParams, ScheduledSequence, StepBatch
 from workers.model.batch import Chunk, build_batch
-from workers.model.config import ModelConfig, read_config
 from workers.model.decoder import Decoder
-from workers.model.weights import load_weights
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_PAGE_BYTES = 2 * 2**20
+from workers.model.dtypes import dtype_name
 
 
 class TorchRunner:
@@ -31,7 +23,7 @@ class TorchRunner:
             pool_NLKGPD.shape
         )
         self.itemsize = pool_NLKGPD.itemsize
-        self.dtype = str(pool_NLKGPD.dtype).removeprefix("torch.")
+        self.dtype = dtype_name(pool_NLKGPD.dtype)
         self.pool_address = pool_NLKGPD.data_ptr()
         self.pool_bytes = pool_NLKGPD.nbytes
         self.pool_device = str(pool_NLKGPD.device)
@@ -77,62 +69,3 @@ class TorchRunner:
         device = self.pool_NLKGPD.device
         if device.type != "cpu":
             torch.accelerator.current_stream(device).synchronize()
-
-
-def load_torch_runner(
-    folder: Path,
-    *,
-    device: str,
-    dtype: str,
-    block_size: int,
-    num_blocks: int,
-    layers_per_push: int,
-    num_threads: int,
-) -> TorchRunner:
-    """Loads the model in `folder`, allocates its pool, and warms both up.
-
-    Raises: InvalidSetting for a model, device or dtype that cannot be used.
-    """
-    torch.set_num_threads(num_threads)
-    found_device, found_dtype = _device(device), _dtype(dtype)
-    config = read_config(folder)
-    decoder = Decoder(config, load_weights(folder, config, found_device, found_dtype))
-    pool_NLKGPD = allocate_pool(config, num_blocks, block_size, found_device, found_dtype)
-    runner = TorchRunner(decoder, pool_NLKGPD, layers_per_push)
-    runner.warm_up()
-    return runner
-
-
-def allocate_pool(
-    config: ModelConfig, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
-    """A zeroed pool that begins on a page, since memory is registered for transfer by pages."""
-    shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim)
-    num_bytes = torch.Size(shape).numel() * dtype.itemsize
-    memory = _allocate(num_bytes + _PAGE_BYTES, device)
-    start = -memory.data_ptr() % _PAGE_BYTES
-    return memory[start : start + num_bytes].view(dtype).view(shape)
-
-
-def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """On a CPU in huge pages where the system has them: a copy to another process pins each page anew, which
-    at 4 KiB a page takes longer than the copying."""
-    if device.type != "cpu":
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
-        region.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(region, dtype=torch.uint8)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        return torch.empty(0, device=name).device  # the name alone does not show whether the device is there
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidSetting(setting="device", reason=f"{name!r} cannot be used: {error}") from error
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in _DTYPES:
-        raise InvalidSetting(setting="dtype", reason=f"{name!r} is none of {', '.join(_DTYPES)}")
-    return _DTYPES[name]

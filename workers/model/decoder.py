@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm, silu
 
 from workers.model.attention import PagedAttention
 from workers.model.batch import ForwardBatch
@@ -45,7 +45,7 @@ class Decoder:
             if on_layer is not None:
                 on_layer(index)
             answer_THD = attention.attend(index, qkv_TXD[:, : self.config.num_heads])
-            x_TM = x_TM + linear(answer_THD.flatten(1), layer.output_MX, layer.output_bias_M)
+            x_TM = x_TM + layer.output(answer_THD.flatten(1))
             x_TM = x_TM + self._feed_forward(layer, x_TM)
         return self._logits(x_TM.index_select(0, batch.logit_rows_B))
 
@@ -53,7 +53,7 @@ class Decoder:
         """All heads of each token, queries then keys then values; queries and keys turned by position."""
         config = self.config
         normed_TM = self._norm(x_TM, layer.input_norm_M)
-        qkv_TX = linear(normed_TM, layer.qkv_XM, layer.qkv_bias_X)
+        qkv_TX = layer.qkv(normed_TM)
         qkv_TXD = qkv_TX.view(x_TM.shape[0], -1, config.head_dim)
         turned_TXD = qkv_TXD[:, : config.num_heads + config.num_kv_heads]
         if layer.qk_norm_XD is not None:
@@ -64,11 +64,11 @@ class Decoder:
 
     def _feed_forward(self, layer: LayerWeights, x_TM: torch.Tensor) -> torch.Tensor:
         normed_TM = self._norm(x_TM, layer.feed_forward_norm_M)
-        gate_TF, up_TF = linear(normed_TM, layer.gate_up_XM, layer.gate_up_bias_X).chunk(2, dim=-1)
-        return linear(silu(gate_TF).mul_(up_TF), layer.down_MF, layer.down_bias_M)
+        gate_TF, up_TF = layer.gate_up(normed_TM).chunk(2, dim=-1)
+        return layer.down(silu(gate_TF).mul_(up_TF))
 
     def _logits(self, x_BM: torch.Tensor) -> torch.Tensor:
-        return linear(self._norm(x_BM, self._weights.norm_M), self._weights.head_VM).float()
+        return self._weights.head(self._norm(x_BM, self._weights.norm_M)).float()
 
     def _norm(self, x_TM: torch.Tensor, weight_M: torch.Tensor) -> torch.Tensor:
         return rms_norm(x_TM, (x_TM.shape[-1],), weight_M, self.config.rms_eps)

@@ -30,12 +30,11 @@ class _Index(msgspec.Struct):
 
 
 class Shards:
-    """The shards of one folder, and where their tensors go."""
+    """The shards of one folder, and the device that their tensors go to."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, device: torch.device) -> None:
         self._folder = folder
         self._device = device
-        self._dtype = dtype
         self._shard_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
 
@@ -54,14 +53,11 @@ class Shards:
             if names:
                 raise _refusal(self._folder, f"{len(names)} tensors are {kind}, {names[0]} among them")
 
-    def read(self, name: str) -> torch.Tensor:
-        return self.read_fused([name])
-
-    def read_fused(self, names: list[str]) -> torch.Tensor:
+    def read_fused(self, names: list[str], dtype: torch.dtype) -> torch.Tensor:
         """The tensors one under another; each is copied once, from the mapped file to its rows."""
         rows = [self._shapes[name][0] for name in names]
         shape = (sum(rows), *self._shapes[names[0]][1:])
-        fused = torch.empty(shape, dtype=self._dtype, device=self._device)
+        fused = torch.empty(shape, dtype=dtype, device=self._device)
         for name, part in zip(names, fused.split_with_sizes(rows), strict=True):
             self._read_into(part, name)
         return fused

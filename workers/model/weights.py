@@ -1,84 +1,109 @@
 """The weights of a decoder: which tensors a model folder must hold, how they are fused, and their digest."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from workers.model.config import ModelConfig
+from workers.model.projection import FullProjection, Projection
 from workers.model.shards import HEADER_LENGTH_BYTES, Shards, find_shards, read_header_bytes
 
 _EDGE_BYTES = 65_536
 
 
+Quantize = Callable[[torch.Tensor, torch.Tensor | None], Projection]
+"""Makes the projection of a matrix and its bias, both in float32, in fewer bits."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Rows of `qkv` are all query heads, then all key heads, then all value heads; of `gate_up`,
-    the gate, then the up projection. `qk_norm` holds one row for each query and key head."""
+    """One layer. Of `qkv` come all query heads, then all key heads, then all value heads; of `gate_up`, the
+    gate, then the up projection. `qk_norm` holds one row for each query and key head."""
 
     input_norm_M: torch.Tensor
-    qkv_XM: torch.Tensor
-    qkv_bias_X: torch.Tensor | None
+    qkv: Projection
     qk_norm_XD: torch.Tensor | None
-    output_MX: torch.Tensor
-    output_bias_M: torch.Tensor | None
+    output: Projection
     feed_forward_norm_M: torch.Tensor
-    gate_up_XM: torch.Tensor
-    gate_up_bias_X: torch.Tensor | None
-    down_MF: torch.Tensor
-    down_bias_M: torch.Tensor | None
+    gate_up: Projection
+    down: Projection
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All of them, on one device and in one dtype. With tied embeddings, `head` and `embedding` are one."""
+    """All of them, on one device. With tied embeddings, `head` is the embedding, or made of it."""
 
     embedding_VM: torch.Tensor
     layers: list[LayerWeights]
     norm_M: torch.Tensor
-    head_VM: torch.Tensor
+    head: Projection
 
 
-def load_weights(folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Weights:
-    """Reads every tensor once, straight into its place on the device.
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantize: Quantize | None = None,
+) -> Weights:
+    """Reads every tensor once, straight into its place on the device; projections go through `quantize`.
 
     Raises: InvalidSetting when a tensor is missing, of another shape, or unknown.
     """
-    shards = Shards(folder, device, dtype)
+    shards = Shards(folder, device)
     shards.check(expected_shapes(config))
-    embedding_VM = shards.read("model.embed_tokens.weight")
-    return Weights(
-        embedding_VM=embedding_VM,
-        layers=[_load_layer(shards, config, f"model.layers.{index}.") for index in range(config.num_layers)],
-        norm_M=shards.read("model.norm.weight"),
-        head_VM=embedding_VM if config.has_tied_embeddings else shards.read("lm_head.weight"),
-    )
+    return _Reader(shards, config, dtype, quantize).read()
 
 
-def _load_layer(shards: Shards, config: ModelConfig, prefix: str) -> LayerWeights:
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    qkv = [f"{attention}{part}_proj" for part in "qkv"]
-    gate_up = [f"{mlp}{part}_proj" for part in ("gate", "up")]
-    qk_norm = None
-    if config.has_qk_norm:
-        query, key = shards.read(f"{attention}q_norm.weight"), shards.read(f"{attention}k_norm.weight")
-        qk_norm = torch.stack([query] * config.num_heads + [key] * config.num_kv_heads)
-    return LayerWeights(
-        input_norm_M=shards.read(f"{prefix}input_layernorm.weight"),
-        qkv_XM=shards.read_fused([f"{name}.weight" for name in qkv]),
-        qkv_bias_X=shards.read_fused([f"{name}.bias" for name in qkv]) if config.has_qkv_bias else None,
-        qk_norm_XD=qk_norm,
-        output_MX=shards.read(f"{attention}o_proj.weight"),
-        output_bias_M=shards.read(f"{attention}o_proj.bias") if config.has_output_bias else None,
-        feed_forward_norm_M=shards.read(f"{prefix}post_attention_layernorm.weight"),
-        gate_up_XM=shards.read_fused([f"{name}.weight" for name in gate_up]),
-        gate_up_bias_X=(
-            shards.read_fused([f"{name}.bias" for name in gate_up]) if config.has_feed_forward_bias else None
-        ),
-        down_MF=shards.read(f"{mlp}down_proj.weight"),
-        down_bias_M=shards.read(f"{mlp}down_proj.bias") if config.has_feed_forward_bias else None,
-    )
+class _Reader:
+    def __init__(
+        self, shards: Shards, config: ModelConfig, dtype: torch.dtype, quantize: Quantize | None
+    ) -> None:
+        self._shards = shards
+        self._config = config
+        self._dtype = dtype
+        self._quantize = quantize
+
+    def read(self) -> Weights:
+        embedding_VM = self._tensor("model.embed_tokens.weight")
+        layers = [self._layer(f"model.layers.{index}.") for index in range(self._config.num_layers)]
+        norm_M = self._tensor("model.norm.weight")
+        if self._config.has_tied_embeddings and self._quantize is None:
+            head: Projection = FullProjection(embedding_VM, None)
+        else:
+            is_tied = self._config.has_tied_embeddings
+            head = self._projection(["model.embed_tokens" if is_tied else "lm_head"], has_bias=False)
+        return Weights(embedding_VM, layers, norm_M, head)
+
+    def _layer(self, prefix: str) -> LayerWeights:
+        config, attention, mlp = self._config, f"{prefix}self_attn.", f"{prefix}mlp."
+        qk_norm = None
+        if config.has_qk_norm:
+            query, key = self._tensor(f"{attention}q_norm.weight"), self._tensor(f"{attention}k_norm.weight")
+            qk_norm = torch.stack([query] * config.num_heads + [key] * config.num_kv_heads)
+        gate_up, down = [f"{mlp}gate_proj", f"{mlp}up_proj"], [f"{mlp}down_proj"]
+        return LayerWeights(
+            input_norm_M=self._tensor(f"{prefix}input_layernorm.weight"),
+            qkv=self._projection([f"{attention}{part}_proj" for part in "qkv"], has_bias=config.has_qkv_bias),
+            qk_norm_XD=qk_norm,
+            output=self._projection([f"{attention}o_proj"], has_bias=config.has_output_bias),
+            feed_forward_norm_M=self._tensor(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=self._projection(gate_up, has_bias=config.has_feed_forward_bias),
+            down=self._projection(down, has_bias=config.has_feed_forward_bias),
+        )
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self._shards.read_fused([name], self._dtype)
+
+    def _projection(self, names: list[str], *, has_bias: bool) -> Projection:
+        """The matrices one under another, as one."""
+        dtype = self._dtype if self._quantize is None else torch.float32
+        weight_OI = self._shards.read_fused([f"{name}.weight" for name in names], dtype)
+        bias_O = self._shards.read_fused([f"{name}.bias" for name in names], dtype) if has_bias else None
+        return (self._quantize or FullProjection)(weight_OI, bias_O)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -120,8 +145,8 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def weights_digest(folder: Path) -> str:
-    """32 hex digits that name a model's KV: workers with equal digests may share KV.
+def weights_digest(folder: Path, kind: str = "full") -> str:
+    """32 hex digits that name a model's KV, and `-int8` if that is their kind: equal digests may share KV.
 
     Covers config.json and, for each shard by name: its size, its safetensors header (names, dtypes, shapes,
     offsets) and the first and last 64 KiB of its tensor bytes. So it costs milliseconds for any size, tells
@@ -139,7 +164,7 @@ def weights_digest(folder: Path) -> str:
             _absorb(digest, file.read(_EDGE_BYTES))
             file.seek(max(data_start, size_bytes - _EDGE_BYTES))
             _absorb(digest, file.read(_EDGE_BYTES))
-    return digest.hexdigest()
+    return digest.hexdigest() if kind == "full" else f"{digest.hexdigest()}-{kind}"
 
 
 def _absorb(digest: hashlib.blake2b, *parts: bytes) -> None:

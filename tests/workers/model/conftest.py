@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from tests.tiny_model import write_tiny
-from workers.engine.torch_runner import allocate_pool
+from workers.engine.torch_loading import allocate_pool
 from workers.model.batch import Chunk, build_batch
 from workers.model.config import read_config
 from workers.model.decoder import Decoder

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from proto.errors import InvalidSetting
 from tests.tiny_model import write_tiny
 from workers.model.config import read_config
+from workers.model.projection import FullProjection
 from workers.model.weights import Weights, load_weights, weights_digest
 
 Tensors = dict[str, torch.Tensor]
@@ -65,12 +66,15 @@ def test_rotary_frequencies_and_a_tied_head_stored_twice_are_passed_over(tmp_pat
     folder = write_tiny(tmp_path, tied=True)
     rewrite(folder, add_redundant)
     weights = load(folder)
-    assert weights.head_VM is weights.embedding_VM
+    assert isinstance(weights.head, FullProjection)
+    assert weights.head.weight_OI is weights.embedding_VM
 
 
 def test_weights_take_the_wanted_dtype(tmp_path: Path) -> None:
     weights = load(write_tiny(tmp_path), torch.bfloat16)
-    assert {weights.head_VM.dtype, weights.layers[0].qkv_XM.dtype, weights.norm_M.dtype} == {torch.bfloat16}
+    projections = [weights.head, weights.layers[0].qkv, weights.layers[0].down]
+    matrices = [each.weight_OI for each in projections if isinstance(each, FullProjection)]
+    assert [each.dtype for each in (*matrices, weights.norm_M)] == [torch.bfloat16] * 4
 
 
 def test_a_folder_whose_files_are_no_safetensors_is_refused(tmp_path: Path) -> None:
@@ -108,3 +112,8 @@ def test_models_that_differ_in_weights_names_or_config_have_digests_of_their_own
     rewrite(write_tiny(folders[2], seed=0), rename)
     write_tiny(folders[3], seed=0, context=1024)
     assert len({weights_digest(folder) for folder in folders}) == 4
+
+
+def test_weights_in_8_bits_share_no_kv_with_whole_ones(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path)
+    assert weights_digest(folder, "int8") == f"{weights_digest(folder, 'full')}-int8"

@@ -1,0 +1,104 @@
+"""A runner is what its settings come to on its machine, settled once; what cannot be is refused."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from proto.errors import InvalidSetting
+from tests.tiny_model import write_tiny_llama
+from workers.engine.host_memory import read_host_memory
+from workers.engine.runner import SampleParams, ScheduledSequence, StepBatch
+from workers.engine.torch_loading import load_torch_runner
+from workers.engine.torch_settings import PoolSize, TorchSettings
+from workers.model.int8_projection import has_dot_products
+
+SETTINGS = TorchSettings(
+    device="cpu",
+    dtype="float32",
+    weights="full",
+    num_threads=1,
+    block_size=8,
+    pool=PoolSize(num_blocks=24),
+    push_kib=4,
+)
+BLOCK_BYTES = 5 * 2 * 4 * 8 * 8 * 4  # layers, k and v, heads, places, head size, float32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"), layers=5)
+
+
+def changed(**fields: object) -> TorchSettings:
+    return msgspec.structs.replace(SETTINGS, **fields)
+
+
+def test_the_first_of_number_share_and_size_that_is_given_makes_the_pool() -> None:
+    free_bytes = 1000 * BLOCK_BYTES
+    assert PoolSize(num_blocks=7, share=0.5, mib=1).count_blocks(BLOCK_BYTES, free_bytes) == 7
+    assert PoolSize(share=0.5, mib=1).count_blocks(BLOCK_BYTES, free_bytes) == 500
+    assert PoolSize(mib=1).count_blocks(BLOCK_BYTES, free_bytes) == 2**20 // BLOCK_BYTES
+    assert PoolSize(mib=1).count_blocks(2**21, free_bytes) == 1
+
+
+def test_a_pool_takes_its_share_of_what_is_free_once_the_weights_are_loaded(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    share = 0.001
+    with caplog.at_level(logging.INFO):
+        runner = load_torch_runner(folder, changed(pool=PoolSize(share=share)))
+    (said,) = [record for record in caplog.records if "settled" in record.message]
+    plan = vars(said)
+    assert plan["num_blocks"] == runner.num_blocks == int(share * plan["free_bytes"]) // BLOCK_BYTES
+    assert plan["pool_bytes"] == runner.pool_bytes == runner.num_blocks * BLOCK_BYTES
+    assert plan["free_bytes"] <= read_host_memory().total_bytes
+    assert (plan["device"], plan["dtype"], plan["weights"], plan["layers_per_push"]) == (
+        "cpu",
+        "float32",
+        "full",
+        2,
+    )
+
+
+def test_a_pool_beyond_all_memory_is_refused(folder: Path) -> None:
+    num_blocks = read_host_memory().total_bytes // BLOCK_BYTES + 1
+    with pytest.raises(InvalidSetting, match=r"num_blocks.*no memory for a pool of \d+ MiB"):
+        load_torch_runner(folder, changed(pool=PoolSize(num_blocks=num_blocks)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"device": "abacus"}, "device"),
+        ({"device": "cuda:99"}, "device"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"device": "meta", "weights": "int8"}, "worker.weights.*needs a CPU"),
+    ],
+)
+def test_a_device_or_numbers_that_cannot_be_used_are_refused(
+    folder: Path, fields: dict[str, object], named: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=named):
+        load_torch_runner(folder, changed(**fields))
+
+
+@pytest.mark.skipif(not has_dot_products(), reason="this processor has no 8-bit dot products")
+def test_a_runner_with_weights_of_8_bits_computes_as_one_of_32_in_like_batches_or_alone(folder: Path) -> None:
+    prompts = [
+        torch.randint(3, 512, (20,), generator=torch.Generator().manual_seed(key)).tolist()
+        for key in range(8)
+    ]
+
+    def row(key: int) -> ScheduledSequence:
+        blocks = [3 * key, 3 * key + 1, 3 * key + 2]
+        return ScheduledSequence(tokens=prompts[key], start=0, blocks=blocks, sample=SampleParams(), key=key)
+
+    int8 = load_torch_runner(folder, changed(weights="int8"))
+    together = int8.run(StepBatch([row(key) for key in range(8)]), None)
+    alone = [int8.run(StepBatch([row(key)]), None)[0] for key in range(8)]
+    assert together == alone
+    full = load_torch_runner(folder, SETTINGS).run(StepBatch([row(key) for key in range(8)]), None)
+    assert sum(ours == theirs for ours, theirs in zip(together, full, strict=True)) >= 6

@@ -1,0 +1,61 @@
+"""A matrix in 8 bits answers as the whole one does but for rounding, each row for itself."""
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from workers.model.int8_projection import Int8Projection, has_dot_products
+
+pytestmark = pytest.mark.skipif(not has_dot_products(), reason="no 8-bit dot products in this processor")
+
+NUM_IN, NUM_OUT = 192, 320
+
+
+@pytest.fixture(scope="module")
+def matrix() -> torch.Tensor:
+    found: torch.Tensor = numbers(NUM_OUT, seed=1) / NUM_IN**0.5
+    return found
+
+
+def numbers(num_rows: int, seed: int = 2) -> torch.Tensor:
+    return torch.randn((num_rows, NUM_IN), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 7, 64])
+def test_answers_are_those_of_the_whole_matrix_but_for_rounding(
+    matrix: torch.Tensor, count: int, dtype: torch.dtype
+) -> None:
+    bias_O = torch.linspace(-2, 2, NUM_OUT)
+    x_TI = numbers(count).to(dtype)
+    found_TO = Int8Projection(matrix, bias_O)(x_TI)
+    assert found_TO.dtype == dtype
+    error_TO = found_TO.float() - linear(x_TI.float(), matrix, bias_O)
+    assert error_TO.square().mean().sqrt() < 0.02  # of answers of about 1 around the bias
+
+
+def test_integers_within_8_bits_are_multiplied_exactly() -> None:
+    """Also where sums of 16 bits would saturate."""
+    weight_OI, x_TI = torch.full((NUM_OUT, NUM_IN), 127.0), torch.full((3, NUM_IN), -127.0)
+    assert torch.equal(Int8Projection(weight_OI, None)(x_TI), torch.full((3, NUM_OUT), -127.0 * 127 * NUM_IN))
+
+
+def test_a_row_is_answered_alike_alone_and_among_others_however_large(matrix: torch.Tensor) -> None:
+    project, x_TI = Int8Projection(matrix, None), numbers(9)
+    alone_1O = project(x_TI[4:5])
+    x_TI[7] *= 1e6
+    x_TI[8] = torch.nan
+    found_TO = project(x_TI)
+    assert torch.equal(found_TO[4:5], alone_1O)
+    assert found_TO[:8].isfinite().all()
+    assert found_TO[8].isnan().all()
+
+
+def test_a_row_and_a_column_of_zeros_give_zeros(matrix: torch.Tensor) -> None:
+    weight_OI = matrix.clone()
+    weight_OI[5] = 0
+    x_TI = numbers(2)
+    x_TI[1] = 0
+    found_TO = Int8Projection(weight_OI, None)(x_TI)
+    assert not found_TO[1].any()
+    assert not found_TO[:, 5].any()
