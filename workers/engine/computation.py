@@ -2,15 +2,23 @@
 
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 
 from proto.errors import Fault, InternalFault, to_fault
+from workers.engine.block_ledger import BlockLedger
 from workers.engine.engine_settings import EngineSettings
+from workers.engine.outcome import Outcome, abandon, fail, take_in
 from workers.engine.rates import Rates
-from workers.engine.runner import OnLayers, RowResult, Runner, StepBatch
+from workers.engine.runner import OnLayers, RowResult, Runner, StepAbandoned, StepBatch
 from workers.engine.sequence import SequenceKind
 from workers.engine.step import EngineListener, StepPlan
 
 log = logging.getLogger(__name__)
+
+
+TakeIn = Callable[[StepPlan, BlockLedger], Outcome]
+"""What a step that was run means for its sequences; called under the engine's lock."""
 
 
 class Computation:
@@ -38,20 +46,27 @@ class Computation:
         """A step has begun: its time counts from here."""
         self._began_s = time.monotonic()
 
-    def run(self, plan: StepPlan) -> list[RowResult] | None:
-        """What the rows gave; None when the runner raised: its bug, which must not end the loop."""
+    def run(self, plan: StepPlan) -> TakeIn:
+        """Runs the step. That the runner raises is its bug, which must not end the loop."""
         try:
-            results = self._runner.run(StepBatch(plan.rows), self._layers_callback(plan)) if plan.rows else []
+            results = self._compute(plan)
+        except StepAbandoned:
+            return abandon
         except Exception:
             log.exception("a step of %d sequences failed", len(plan.rows))
             self.num_failed += 1
-            return None
+            return fail
         finally:
             took_s, self._began_s = time.monotonic() - self._began_s, 0.0
         if plan.rows:
             self.num_failed = 0
             self._rates.note_step(plan.prefill_tokens, took_s)
-        return results
+        return partial(take_in, results)
+
+    def _compute(self, plan: StepPlan) -> list[RowResult]:
+        if not plan.rows:
+            return []
+        return self._runner.run(StepBatch(plan.rows), self._layers_callback(plan), lambda: plan.is_wanted)
 
     def _layers_callback(self, plan: StepPlan) -> OnLayers | None:
         """Tells the listener which KV of which PREFILL is there; None when the step has no such row."""

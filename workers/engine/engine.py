@@ -30,7 +30,7 @@ from workers.engine.engine_load import EngineLoad
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.freezer import Freezer
 from workers.engine.hash_chain import HashChain
-from workers.engine.outcome import Outcome, fail, take_in
+from workers.engine.outcome import Outcome
 from workers.engine.rates import Rates
 from workers.engine.runner import Runner
 from workers.engine.scheduler import Scheduler
@@ -56,6 +56,7 @@ class Engine:
         self._change_listeners: list[Callable[[], None]] = []
         self._num_changes = 0
         self._planned_at = -1
+        self._running_plan: StepPlan | None = None
         self._is_stopping = False
         self._fault: Fault | None = None
         self._num_arrivals = 0
@@ -169,28 +170,33 @@ class Engine:
     def cancel(self, sequence: str) -> bool:
         """Ends a sequence in whatever state, without a word to the listener.
 
-        In the running step it is freed when the step ends. False when it is gone or was cancelled before.
+        In the running step it is freed when that ends, in its midst if nobody wants any of it. False when it
+        is gone or was cancelled before.
         """
         with self._changed:
             found = self._sequences.get(sequence)
             if found is None or found.is_cancelled:
                 return False
             found.is_cancelled = True
-            if not found.is_in_step:
+            if found.is_in_step:
+                self._reconsider_step()
+            else:
                 self._end(found)
                 self._wake()
             return True
 
     def freeze(self, sequence: str) -> bool:
-        """Stops a sequence once the running step has ended; the listener hears `is_frozen`, or how it ended.
+        """Stops a sequence between two steps; the listener hears `is_frozen`, or how it ended.
 
-        It keeps its blocks, until it is thawed or cancelled. Asked twice, heard twice. False when it is gone.
+        A running step is abandoned in its midst when all of it is to be frozen, or cancelled. The sequence
+        keeps its blocks, until it is thawed or cancelled. Asked twice, heard twice. False when it is gone.
         """
         with self._changed:
             found = self._sequences.get(sequence)
             if found is None or found.is_cancelled:
                 return False
             self._freezer.ask(found)
+            self._reconsider_step()
             self._wake()
             return True
 
@@ -199,6 +205,7 @@ class Engine:
         with self._changed:
             found = self._sequences.get(sequence)
             has_thawed = found is not None and self._freezer.thaw(found)
+            self._reconsider_step()
             self._wake()
             return has_thawed
 
@@ -297,6 +304,7 @@ class Engine:
             self._planned_at = self._num_changes
             frozen = self._freezer.freeze_asked()
             plan = self._scheduler.plan()
+            self._running_plan = plan
         if frozen:
             self._listener.on_step(StepOutput(frozen))
         if plan.is_empty:
@@ -310,10 +318,11 @@ class Engine:
         Raises:
             InternalFault: it was the last of too many steps in a row that failed.
         """
-        results = self._computation.run(plan)
+        take_in = self._computation.run(plan)
         with self._changed:
-            outcome = fail(plan) if results is None else take_in(plan, results, self._ledger)
-            self._computed_tokens += plan.num_tokens
+            self._running_plan = None
+            outcome = take_in(plan, self._ledger)
+            self._computed_tokens += outcome.computed_tokens
             self._settle(outcome)
         if outcome.events:
             self._listener.on_step(StepOutput(outcome.events))
@@ -392,6 +401,13 @@ class Engine:
         self._ledger.land(found, blocks, end)
         found.is_landed = True
         return found
+
+    def _reconsider_step(self) -> None:
+        """A step that would go on for nobody's sake is abandoned."""
+        plan = self._running_plan
+        if plan is not None and plan.rows:
+            asked = self._freezer.asked
+            plan.is_wanted = not all(each.is_cancelled or each.name in asked for each in plan.sequences)
 
     def _make_schedulable(self, sequence: Sequence) -> None:
         self._scheduler.enqueue(sequence)

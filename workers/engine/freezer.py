@@ -18,6 +18,11 @@ class Freezer:
         """Freeze `sequence` before the next step; one that is frozen is said to be so once more."""
         self._asked.append(sequence)
 
+    @property
+    def asked(self) -> set[str]:
+        """Names of those that are to be frozen before the next step."""
+        return {each.name for each in self._asked}
+
     def freeze_asked(self) -> list[SequenceProgress]:
         """Before a step is planned. Those that have ended meanwhile, or were called back, say nothing."""
         asked, self._asked = self._asked, []

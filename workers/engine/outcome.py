@@ -13,14 +13,16 @@ STEP_FAILED = to_fault(InternalFault(reason="the step failed"))
 
 
 class Outcome(msgspec.Struct, eq=False):
-    """What to tell the listener, which sequences have ended, and which PREFILLs are complete."""
+    """What to tell the listener, which sequences have ended, which PREFILLs are complete, and how many tokens
+    were computed."""
 
     events: list[SequenceProgress] = []
     ended: list[Sequence] = []
     complete: list[Sequence] = []
+    computed_tokens: int = 0
 
 
-def take_in(plan: StepPlan, results: list[RowResult], ledger: BlockLedger) -> Outcome:
+def take_in(results: list[RowResult], plan: StepPlan, ledger: BlockLedger) -> Outcome:
     """The outcome of a step that was computed.
 
     Mutates: the sequences of `plan`; names the blocks that became full in the cache of `ledger`.
@@ -30,6 +32,7 @@ def take_in(plan: StepPlan, results: list[RowResult], ledger: BlockLedger) -> Ou
     for row, sequence in zip(plan.rows, plan.sequences, strict=True):
         sequence.is_in_step = False
         sequence.num_computed += len(row.tokens)
+        outcome.computed_tokens += len(row.tokens)
         result = by_key.get(row.key)
         if result is not None and result.failed:
             ledger.disown(sequence)
@@ -46,7 +49,20 @@ def take_in(plan: StepPlan, results: list[RowResult], ledger: BlockLedger) -> Ou
     return outcome
 
 
-def fail(plan: StepPlan) -> Outcome:
+def abandon(plan: StepPlan, _: BlockLedger) -> Outcome:
+    """The outcome of a step that was left in its midst: its sequences stand where they stood before it.
+
+    Mutates: the sequences of `plan`.
+    """
+    outcome = _outcome_of_held(plan)
+    for sequence in plan.sequences:
+        sequence.is_in_step = False
+        if sequence.is_cancelled:
+            outcome.ended.append(sequence)
+    return outcome
+
+
+def fail(plan: StepPlan, _: BlockLedger) -> Outcome:
     """The outcome of a step whose computation raised: its sequences end, the others never notice."""
     outcome = _outcome_of_held(plan)
     for sequence in plan.sequences:

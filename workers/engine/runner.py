@@ -11,6 +11,18 @@ OnLayers = Callable[[int, int], None]
 """Called as `on_layers(first_layer, num_layers)`: the KV of this step for these layers is in the pool."""
 
 
+IsWanted = Callable[[], bool]
+"""Whether anybody still wants the step that runs."""
+
+
+def always_wanted() -> bool:
+    return True
+
+
+class StepAbandoned(Exception):
+    """Raised by `Runner.run`: nobody wanted the step any more. What it wrote to the pool means nothing."""
+
+
 class SampleParams(msgspec.Struct, frozen=True):
     """How one sequence draws its tokens, for all its life.
 
@@ -122,10 +134,15 @@ class Runner(Protocol):
     pool_bytes: int
     pool_device: str
 
-    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[RowResult]:
+    def run(
+        self, batch: StepBatch, on_layers: OnLayers | None, is_wanted: IsWanted = always_wanted
+    ) -> list[RowResult]:
         """Computes one step: a result for each row that wants a token or scores, in the order of the rows.
 
         Mutates: the pool, at the places of this step's tokens and nowhere else. `on_layers` is called in
         rising order, from this call, until every layer was named once; what it raises ends the step.
+
+        Raises:
+            StepAbandoned: `is_wanted`, asked between two layers, said no. Who cannot stop there need not ask.
         """
         ...

@@ -4,9 +4,11 @@ import ctypes
 import mmap
 import time
 
-from workers.engine.runner import OnLayers, RowResult, StepBatch
+from workers.engine.runner import IsWanted, OnLayers, RowResult, StepAbandoned, StepBatch, always_wanted
 from workers.engine.simulated_model import SimulatedModel, SimulatedTime, answer
 
+LONG_STEP_S = 0.05
+"""From here on a step is worth being abandoned in its midst."""
 MAX_DEBT_S = 0.01
 """The most that waking late shortens later waits by: a pause of the whole process is not made good."""
 
@@ -33,14 +35,19 @@ class SimulatedRunner:
         self.pool_address = ctypes.addressof(self._pool)
         self._debt_s = 0.0
 
-    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[RowResult]:
-        """See `Runner`. Time passes in equal parts a layer when somebody waits for layers, else at once."""
+    def run(
+        self, batch: StepBatch, on_layers: OnLayers | None, is_wanted: IsWanted = always_wanted
+    ) -> list[RowResult]:
+        """See `Runner`. Time passes layer by layer when somebody waits for layers, or when it is much."""
         step_s = self.time.step_s(batch.rows)
-        if on_layers is None:
+        if on_layers is None and step_s < LONG_STEP_S:
             self._wait(step_s)
-        else:
-            for layer in range(self.num_layers):
-                self._wait(step_s / self.num_layers)
+            return answer(self.model, batch.rows)
+        for layer in range(self.num_layers):
+            self._wait(step_s / self.num_layers)
+            if not is_wanted():
+                raise StepAbandoned
+            if on_layers is not None:
                 on_layers(layer, 1)
         return answer(self.model, batch.rows)
 

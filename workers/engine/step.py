@@ -12,6 +12,7 @@ from workers.engine.sequence import Sequence, SequenceKind
 class StepPlan(msgspec.Struct, eq=False):
     """`rows[i]` is the work of `sequences[i]`, with `i` as its key. `held` became complete without any work.
 
+    `is_wanted` turns False when nothing of it is: all its sequences are cancelled, or to be frozen.
     Units: `num_tokens` tokens in all rows, `prefill_tokens` in those of more than one, `scored_tokens` in
     those whose tokens' own log-probabilities are wanted.
     """
@@ -22,6 +23,7 @@ class StepPlan(msgspec.Struct, eq=False):
     num_tokens: int = 0
     prefill_tokens: int = 0
     scored_tokens: int = 0
+    is_wanted: bool = True
 
     @property
     def is_empty(self) -> bool:

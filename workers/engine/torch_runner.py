@@ -5,7 +5,16 @@ from collections.abc import Callable
 import torch
 
 from workers.engine.logit_reading import read_logits
-from workers.engine.runner import OnLayers, RowResult, SampleParams, ScheduledSequence, StepBatch
+from workers.engine.runner import (
+    IsWanted,
+    OnLayers,
+    RowResult,
+    SampleParams,
+    ScheduledSequence,
+    StepAbandoned,
+    StepBatch,
+    always_wanted,
+)
 from workers.model.batch import Chunk, build_batch
 from workers.model.decoder import Decoder
 from workers.model.dtypes import dtype_name
@@ -28,12 +37,14 @@ class TorchRunner:
         self.pool_bytes = pool_NLKGPD.nbytes
         self.pool_device = str(pool_NLKGPD.device)
 
-    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[RowResult]:
+    def run(
+        self, batch: StepBatch, on_layers: OnLayers | None, is_wanted: IsWanted = always_wanted
+    ) -> list[RowResult]:
         if not batch.rows:
             return []
         chunks = [Chunk(row.tokens, row.start, row.blocks, row.num_logits) for row in batch.rows]
         forward_batch = build_batch(chunks, self.block_size, self.pool_NLKGPD.device)
-        on_layer = None if on_layers is None else self._in_groups(on_layers)
+        on_layer = self._between_layers(on_layers, is_wanted)
         logits_BV = self._decoder.forward(forward_batch, self.pool_NLKGPD, on_layer)
         results = read_logits(logits_BV, batch.rows)
         self._wait_for_device()  # whoever reads the pool next may do so from outside torch's queue
@@ -54,14 +65,16 @@ class TorchRunner:
         self.run(StepBatch([last, drawn]), None)
         self.pool_NLKGPD[[0, end]] = 0.0
 
-    def _in_groups(self, on_layers: OnLayers) -> Callable[[int], None]:
+    def _between_layers(self, on_layers: OnLayers | None, is_wanted: IsWanted) -> Callable[[int], None]:
         def on_layer(layer: int) -> None:
+            if not is_wanted():
+                raise StepAbandoned
             num_done = layer + 1
-            if num_done % self._layers_per_push and num_done < self.num_layers:
-                return
-            first = layer - layer % self._layers_per_push
-            self._wait_for_device()
-            on_layers(first, num_done - first)
+            is_end_of_group = num_done % self._layers_per_push == 0 or num_done == self.num_layers
+            if on_layers is not None and is_end_of_group:
+                first = layer - layer % self._layers_per_push
+                self._wait_for_device()
+                on_layers(first, num_done - first)
 
         return on_layer
 

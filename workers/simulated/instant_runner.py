@@ -1,6 +1,6 @@
 """A runner without memory that takes no time: for who lets the time of a step pass before it is computed."""
 
-from workers.engine.runner import OnLayers, RowResult, StepBatch
+from workers.engine.runner import IsWanted, OnLayers, RowResult, StepBatch, always_wanted
 from workers.engine.simulated_model import SimulatedModel, answer
 
 
@@ -22,7 +22,9 @@ class InstantRunner:
         block_bytes = model.num_layers * 2 * model.num_kv_heads * block_size * model.head_dim * self.itemsize
         self.pool_bytes = num_blocks * block_bytes
 
-    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[RowResult]:
+    def run(
+        self, batch: StepBatch, on_layers: OnLayers | None, is_wanted: IsWanted = always_wanted
+    ) -> list[RowResult]:
         """See `Runner`. All layers are there at once."""
         if on_layers is not None:
             on_layers(0, self.num_layers)

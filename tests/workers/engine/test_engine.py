@@ -296,6 +296,55 @@ def test_a_cancel_in_mid_step_gives_no_token_and_frees_at_the_end_of_the_step() 
     desk.assert_at_rest()
 
 
+def test_a_step_that_all_of_it_is_to_leave_is_abandoned_and_begins_anew_for_one_that_stays() -> None:
+    desk = Desk()
+    for name in "ab":
+        desk.engine.add(spec_of(name, PROMPT))
+    desk.engine.step_once()
+    num_computed, num_batches = desk.engine.load().computed_tokens, len(desk.runner.batches)
+    desk.runner.during = lambda: [desk.engine.freeze(name) for name in "ab"]
+    desk.engine.step_once()
+    assert len(desk.runner.batches) == num_batches
+    assert desk.engine.load().computed_tokens == num_computed
+    desk.engine.step_once()
+    assert desk.record.frozen == {"a", "b"}
+    desk.engine.cancel("a")
+    desk.engine.thaw("b")
+    desk.step_to_rest()
+    undisturbed, _ = serve(Desk(), spec_of("b", PROMPT))
+    assert desk.record.tokens["b"] == undisturbed
+    desk.assert_at_rest()
+
+
+def test_a_step_that_anybody_wants_goes_on() -> None:
+    desk = Desk()
+    for name in "abc":
+        desk.engine.add(spec_of(name, [ord(name) % 7] * 3, max_tokens=30))
+
+    def count() -> list[int]:
+        return [len(desk.record.tokens.get(name, [])) for name in "abc"]
+
+    while 0 in count():
+        desk.engine.step_once()
+    first = count()
+    desk.runner.during = lambda: (desk.engine.freeze("a"), desk.engine.cancel("b"))
+    desk.engine.step_once()
+    assert count() == [first[0] + 1, first[1], first[2] + 1]
+    desk.runner.during = lambda: (desk.engine.freeze("c"), desk.engine.thaw("c"))
+    desk.engine.step_once()
+    assert count() == [first[0] + 1, first[1], first[2] + 2]
+
+
+def test_a_cancelled_prompt_ends_in_the_midst_of_its_step() -> None:
+    desk = Desk()
+    desk.engine.add(spec_of("long", LONG))
+    num_batches = len(desk.runner.batches)
+    desk.runner.during = lambda: desk.engine.cancel("long")
+    desk.engine.step_once()
+    assert len(desk.runner.batches) == num_batches
+    desk.assert_at_rest()
+
+
 def test_landed_kv_is_decoded_from_and_cached_as_if_it_had_been_computed() -> None:
     desk = Desk()
     spec = spec_of("a", LONG[:18])

@@ -8,7 +8,7 @@ import torch
 
 from proto.errors import InvalidSetting
 from tests.tiny_model import write_tiny_llama
-from workers.engine.runner import RowResult, Runner, SampleParams, ScheduledSequence, StepBatch
+from workers.engine.runner import RowResult, Runner, SampleParams, ScheduledSequence, StepAbandoned, StepBatch
 from workers.engine.torch_loading import load_torch_runner
 from workers.engine.torch_runner import TorchRunner
 from workers.engine.torch_settings import DtypeName, PoolSize, TorchSettings
@@ -64,6 +64,25 @@ def test_layers_are_announced_in_groups_each_once_its_kv_is_in_the_pool(folder: 
     assert groups == [(0, 2), (2, 2), (4, 1)]
     assert torch.equal(torch.cat(seen), runner.pool_NLKGPD[2])
     assert bool(runner.pool_NLKGPD[2].all())
+
+
+def test_a_step_that_nobody_wants_is_left_between_two_layers_and_can_be_computed_anew(folder: Path) -> None:
+    runner = load(folder)
+    batch = StepBatch([row(1, list(range(3, 11)), [2])])
+    whole = load(folder).run(batch, None)
+    asked: list[bool] = []
+
+    def is_wanted() -> bool:
+        asked.append(len(asked) < 3)
+        return asked[-1]
+
+    groups: list[tuple[int, int]] = []
+    with pytest.raises(StepAbandoned):
+        runner.run(batch, lambda first, count: groups.append((first, count)), is_wanted)
+    assert asked == [True, True, True, False]
+    assert groups == [(0, 2)]
+    assert not runner.pool_NLKGPD[[0, 1, *range(3, 24)]].any()
+    assert runner.run(batch, None) == whole
 
 
 def test_what_a_layer_callback_raises_ends_the_step(folder: Path) -> None:

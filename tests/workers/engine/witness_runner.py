@@ -7,7 +7,15 @@ holds what it should. `corruptions` names the steps that read a place with anoth
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from workers.engine.runner import OnLayers, RowResult, ScheduledSequence, StepBatch
+from workers.engine.runner import (
+    IsWanted,
+    OnLayers,
+    RowResult,
+    ScheduledSequence,
+    StepAbandoned,
+    StepBatch,
+    always_wanted,
+)
 from workers.engine.sequence import SequenceSpec
 
 VOCAB_SIZE = 50
@@ -62,10 +70,14 @@ class WitnessRunner:
     def __post_init__(self) -> None:
         self._pool: list[list[Place]] = [[(0, 0)] * self.block_size for _ in range(self.num_blocks)]
 
-    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[RowResult]:
+    def run(
+        self, batch: StepBatch, on_layers: OnLayers | None, is_wanted: IsWanted = always_wanted
+    ) -> list[RowResult]:
         during, self.during = self.during, None
         if during is not None:
             during()
+        if not is_wanted():
+            raise StepAbandoned
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("told to fail")

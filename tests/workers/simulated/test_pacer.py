@@ -13,7 +13,7 @@ from tests.services.waiting import wait_for
 from tests.workers.engine.engine_desk import Record, spec_of
 from workers.engine.engine import Engine
 from workers.engine.engine_settings import EngineSettings
-from workers.engine.runner import OnLayers, RowResult, StepBatch
+from workers.engine.runner import IsWanted, OnLayers, RowResult, StepBatch, always_wanted
 from workers.engine.simulated_model import WITHOUT_TIME, SimulatedModel, SimulatedTime
 from workers.engine.step import StepOutput
 from workers.simulated.instant_runner import InstantRunner
@@ -28,7 +28,9 @@ TIMED = msgspec.structs.replace(WITHOUT_TIME, step_s=STEP_S)
 class BrokenRunner(InstantRunner):
     """A runner with a bug."""
 
-    def run(self, batch: StepBatch, on_layers: OnLayers | None) -> list[RowResult]:
+    def run(
+        self, batch: StepBatch, on_layers: OnLayers | None, is_wanted: IsWanted = always_wanted
+    ) -> list[RowResult]:
         raise RuntimeError("broken")
 
 
