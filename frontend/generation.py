@@ -11,11 +11,13 @@ import msgspec
 from frontend.models import ModelDirectory, ServedModel
 from frontend.requests.stream_hub import StreamHub
 from frontend.requests.waker import Waker
+from frontend.shown_tokens import ShownToken
 from frontend.text.chat_messages import Chat
 from frontend.text.tokenize_pool import TokenizePool
 from frontend.text_choice import ChoiceFacts, Piece, TextChoice
 from frontend.traffic import Traffic
 from proto.errors import DeadlineExceeded, GoElsewhere, InvalidRequest, KvmeshError, PromptTooLong
+from proto.logprobs import check_scores
 from proto.names import new_id
 from proto.requests import MAX_SEED, GenerateRequest, Sampling, Stopping
 from proto.tokens import pack_tokens
@@ -29,20 +31,19 @@ class Plan(msgspec.Struct, frozen=True):
     """What a client asks for, checked as far as it can be without the model.
 
     `prompt_field` is how the client names its prompts; `max_tokens` None: all that the context holds;
-    `wanted_worker` the only worker that may serve it.
+    `seed` None: any, over that of `sampling`; `wanted_worker` the only worker that may serve it.
     """
 
     model: str
     prompts: Sequence[Prompt]
     prompt_field: str
     max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    sampling: Sampling = Sampling()
     seed: int | None = None
     stops: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
     salt: str = ""
     priority: int = 0
     wanted_worker: str = ""
@@ -84,6 +85,9 @@ class Generation:
 
     def facts(self, index: int) -> ChoiceFacts:
         return self._choices[index].facts()
+
+    def prompt_scores(self, index: int) -> list[ShownToken]:
+        return self._choices[index].prompt_scores()
 
     @property
     def num_choices(self) -> int:
@@ -203,6 +207,8 @@ class Generator:
             raise DeadlineExceeded(what="the request", limit_s=self._request_limit_s) from error
         for tokens in prompts:
             _check_prompt(model, tokens, plan.prompt_field)
+            check_scores(plan.sampling.prompt_logprobs, len(tokens))
+        _check_bias(model, plan.sampling)
         return self._send(plan, model, prompts, arrived_s)
 
     async def _tokenize(self, model: ServedModel, prompt: Prompt) -> list[int]:
@@ -258,9 +264,9 @@ class Generator:
             model=plan.model,
             client=self._client,
             prompt=pack_tokens(tokens),
-            sampling=Sampling(plan.temperature, plan.top_p, plan.top_k, seed),
+            sampling=msgspec.structs.replace(plan.sampling, seed=seed),
             stopping=Stopping(
-                min(plan.max_tokens or room, room), list(plan.stop_tokens), ignore_eos=plan.ignore_eos
+                min(plan.max_tokens or room, room), list(plan.stop_tokens), plan.ignore_eos, plan.min_tokens
             ),
             deadline_s=max(0.001, arrived_s + self._request_limit_s - time.monotonic()),
             salt=plan.salt,
@@ -281,3 +287,9 @@ def _check_prompt(model: ServedModel, tokens: list[int], field: str) -> None:
         raise PromptTooLong(num_tokens=len(tokens), limit_tokens=model.card.context_tokens)
     if not 0 <= min(tokens) <= max(tokens) < model.card.vocab_size:
         raise InvalidRequest(field=field, reason=f"token ids are 0 to {model.card.vocab_size - 1}")
+
+
+def _check_bias(model: ServedModel, sampling: Sampling) -> None:
+    """Raises InvalidRequest: a token that the model does not have."""
+    if any(not 0 <= token < model.card.vocab_size for token in sampling.logit_bias):
+        raise InvalidRequest(field="logit_bias", reason=f"token ids are 0 to {model.card.vocab_size - 1}")

@@ -5,7 +5,7 @@ import math
 from proto.blockhash import block_salt
 from proto.cards import ModelCard
 from proto.errors import DeadlineExceeded, InvalidRequest
-from proto.logprobs import MAX_ALTERNATIVES, MAX_PROMPT_BYTES, record_bytes
+from proto.logprobs import MAX_ALTERNATIVES, check_scores
 from proto.names import check_id
 from proto.requests import MAX_SEED, GenerateRequest, Sampling, Stopping
 from proto.tokens import count_tokens, unpack_tokens
@@ -36,7 +36,7 @@ def plan_sequence(request: GenerateRequest, card: ModelCard) -> SequenceSpec:
     if request.offset != count_tokens(request.generated):
         raise InvalidRequest(field="offset", reason="it is not the number of generated tokens")
     prompt = unpack_tokens(request.prompt)
-    _check_scores(request.sampling.prompt_logprobs, len(prompt))
+    check_scores(request.sampling.prompt_logprobs, len(prompt))
     return SequenceSpec(
         sequence=sequence_name(request.request, request.attempt),
         kind=SequenceKind.GENERATE,
@@ -87,14 +87,6 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
         _check(abs(bias) <= MAX_PENALTY, "logit_bias", bias)
     for field, number in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         _check(number is None or 0 <= number <= MAX_ALTERNATIVES, field, number or 0)
-
-
-def _check_scores(num_best: int | None, num_prompt: int) -> None:
-    """What the prompt's tokens are worth goes out in one message."""
-    if num_best is not None and num_prompt * record_bytes(num_best) > MAX_PROMPT_BYTES:
-        most = MAX_PROMPT_BYTES // record_bytes(num_best)
-        reason = f"{num_prompt} tokens; with {num_best} alternatives {most} are told"
-        raise InvalidRequest(field="prompt_logprobs", reason=reason)
 
 
 def _sample_params(sampling: Sampling, vocab_size: int) -> SampleParams:

@@ -86,27 +86,34 @@ class AnswerReply(Response):
     def _events(self, generation: Generation, pieces: Sequence[Piece]) -> bytes:
         events = []
         for piece in pieces:
-            if piece.text:
-                events.append(self._form.text(piece.index, piece.text))
+            if piece.text or piece.tokens:
+                events.append(self._form.text(piece.index, piece.text, piece.tokens))
             if piece.finish is not None:
                 facts = generation.facts(piece.index)
                 events.append(self._form.finish(piece.index, piece.finish, facts))
         return b"".join(events)
 
     async def _collect(self, generation: Generation, send: Send) -> None:
-        texts = [""] * generation.num_choices
-        finishes = [""] * generation.num_choices
+        by_choice: list[list[Piece]] = [[] for _ in range(generation.num_choices)]
         while pieces := await generation.wait_pieces():
             for piece in pieces:
-                texts[piece.index] += piece.text
-                finishes[piece.index] = piece.finish or ""
-        choices = [
-            WholeChoice(index, texts[index], finishes[index], generation.facts(index))
-            for index in range(generation.num_choices)
-        ]
+                by_choice[piece.index].append(piece)
+        choices = [self._join(generation, index, pieces) for index, pieces in enumerate(by_choice)]
         body = self._form.whole(choices, generation.usage())
         self._has_started = True
         await send_whole(send, 200, [*JSON_HEADERS, *self._reply_headers], body)
+
+    def _join(self, generation: Generation, index: int, pieces: Sequence[Piece]) -> WholeChoice:
+        asked = self._plan.sampling
+        tokens = [token for piece in pieces for token in piece.tokens]
+        return WholeChoice(
+            index,
+            "".join(piece.text for piece in pieces),
+            pieces[-1].finish or "",
+            generation.facts(index),
+            None if asked.logprobs is None else tokens,
+            None if asked.prompt_logprobs is None else generation.prompt_scores(index),
+        )
 
     async def _start_stream(self, send: Send) -> None:
         self._has_started = True

@@ -8,12 +8,17 @@ from msgspec import Meta
 
 from frontend.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldTable, check_fields
 from proto.errors import InvalidRequest
+from proto.logprobs import MAX_ALTERNATIVES
 
 MAX_STOPS = 16
 MAX_PROMPTS = 64
+MAX_BIASES = 1024
 
 StopString = Annotated[str, Meta(max_length=1024)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+NumBest = Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,10 +34,17 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
     seed: int | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    prompt_logprobs: NumBest | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
@@ -46,12 +58,15 @@ class ChatBody(_Body, frozen=True, kw_only=True):
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumBest | None = None
 
 
 class CompletionBody(_Body, frozen=True, kw_only=True):
     """POST /v1/completions. The prompt: a string, token ids, or a list of such; checked in `plans`."""
 
     prompt: str | list[Any]
+    logprobs: NumBest | None = None
 
 
 def read_chat(body: bytes) -> ChatBody:
@@ -68,7 +83,7 @@ _T = TypeVar("_T")
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _CHAT = msgspec.json.Decoder(ChatBody)
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
-_PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)(?:\[\.\.\.\])?`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 
 

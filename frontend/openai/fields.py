@@ -27,10 +27,18 @@ _SERVED = (
     "temperature",
     "top_p",
     "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
     "seed",
     "stop",
     "stop_token_ids",
     "ignore_eos",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
     "stream",
     "stream_options",
     "cache_salt",
@@ -41,20 +49,15 @@ _SERVED = (
 _INERT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 _REFUSED: dict[str, tuple[Json, ...]] = {
     "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
 
 CHAT_FIELDS = FieldTable(
-    served=frozenset((*_SERVED, "messages", "max_completion_tokens")),
+    served=frozenset((*_SERVED, "messages", "max_completion_tokens", "top_logprobs")),
     inert=frozenset(_INERT),
     refused={
         **_REFUSED,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "response_format": ({"type": "text"},),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
@@ -73,7 +76,7 @@ CHAT_FIELDS = FieldTable(
 COMPLETION_FIELDS = FieldTable(
     served=frozenset((*_SERVED, "prompt")),
     inert=frozenset(_INERT),
-    refused={**_REFUSED, "logprobs": (), "best_of": (1,), "echo": (False,), "suffix": ("",)},
+    refused={**_REFUSED, "best_of": (1,), "echo": (False,), "suffix": ("",)},
 )
 
 

@@ -7,6 +7,7 @@ from frontend.generation import Plan, Prompt
 from frontend.openai.bodies import MAX_PROMPTS, ChatBody, CompletionBody
 from frontend.text.chat_messages import Chat
 from proto.errors import InvalidRequest
+from proto.requests import Sampling
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _MESSAGE_KEYS = frozenset(("role", "content", "name", "tool_calls", "tool_call_id"))
@@ -25,34 +26,66 @@ def plan_chat(body: ChatBody) -> Plan:
     ):
         raise InvalidRequest(field="max_tokens", reason="max_completion_tokens says otherwise")
     max_tokens = body.max_completion_tokens or body.max_tokens
-    return _plan(body, [Chat(messages)], "messages", max_tokens)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest(field="top_logprobs", reason="only with logprobs")
+    num_best = (body.top_logprobs or 0) if body.logprobs else None
+    return _plan(body, [Chat(messages)], "messages", max_tokens, num_best)
 
 
 def plan_completion(body: CompletionBody) -> Plan:
     """Raises InvalidRequest."""
-    return _plan(body, _prompts(body.prompt), "prompt", body.max_tokens)
+    return _plan(body, _prompts(body.prompt), "prompt", body.max_tokens, body.logprobs)
 
 
-def _plan(body: ChatBody | CompletionBody, prompts: list[Prompt], field: str, max_tokens: int | None) -> Plan:
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest(field="stream_options", reason="only with stream")
-    if body.seed is not None and not -_SEEDS <= body.seed < _SEEDS:
-        raise InvalidRequest(field="seed", reason="64 bits, with a sign")
+def _plan(
+    body: ChatBody | CompletionBody,
+    prompts: list[Prompt],
+    field: str,
+    max_tokens: int | None,
+    num_best: int | None,
+) -> Plan:
+    _check_together(body, max_tokens)
     return Plan(
         model=body.model,
         prompts=prompts,
         prompt_field=field,
         max_tokens=max_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else max(body.top_p, _LEAST_TOP_P),
-        top_k=max(body.top_k or 0, 0),
+        sampling=_sampling(body, num_best),
         seed=body.seed,
         stops=_stops(body.stop),
         stop_tokens=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
         salt=body.cache_salt or "",
         priority=body.priority or 0,
         wanted_worker=body.worker_id or "",
+    )
+
+
+def _check_together(body: ChatBody | CompletionBody, max_tokens: int | None) -> None:
+    """What no field says of itself."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest(field="stream_options", reason="only with stream")
+    if body.seed is not None and not -_SEEDS <= body.seed < _SEEDS:
+        raise InvalidRequest(field="seed", reason="64 bits, with a sign")
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        raise InvalidRequest(field="min_tokens", reason=f"more than the {max_tokens} of max_tokens")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest(field="prompt_logprobs", reason="not with stream")
+
+
+def _sampling(body: ChatBody | CompletionBody, num_best: int | None) -> Sampling:
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else max(body.top_p, _LEAST_TOP_P),
+        top_k=max(body.top_k or 0, 0),
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=body.logit_bias or {},
+        logprobs=num_best,
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 

@@ -25,6 +25,11 @@ class Detokenizer:
         """The text that these tokens complete; U+FFFD stands for bytes that can be no character."""
         return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, tokens)))
 
+    @property
+    def is_within_character(self) -> bool:
+        """Whether the beginning of a character is held back."""
+        return bool(self._decoder.getstate()[0])
+
     def flush(self) -> str:
         """What is held back at the end: nothing, or one U+FFFD if the last character never came."""
         return self._decoder.decode(b"", final=True)

@@ -46,6 +46,11 @@ class TextTokenizer:
             known = self._known[token] = self._find_bytes(token)
         return known
 
+    def spelling(self, token: int) -> bytes:
+        """As `token_bytes`, and of a special token its name."""
+        name = self._tokenizer.id_to_token(token) if token in self._special else None
+        return self.token_bytes(token) if name is None else name.encode()
+
     def _find_bytes(self, token: int) -> bytes:
         piece = None if token in self._special else self._tokenizer.id_to_token(token)
         return b"" if piece is None else self._convert(piece)
