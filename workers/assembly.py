@@ -126,8 +126,7 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     )
     rules = _decode_rules(ground)
     reads = PinnedReads(engine, control, ground.transfers, ground.pool)
-    block_size = ground.pool.block_size
-    taker = TakerTools(term, engine, ground.peers, control, reads, block_size, ground.metrics)
+    taker = _taker_tools(ground, control, reads)
     decode_desk = DecodeDesk(
         term, ground.card, engine, outbox, view, remote, taker, rules, tracing, ground.metrics
     )
@@ -195,6 +194,14 @@ def _prefill_desk(
     )
     settings, model = ground.settings, ground.card.name
     return PrefillDesk(settings.mesh.ns, model, tools, ground.queue, settings.max_jobs, ground.metrics)
+
+
+def _taker_tools(ground: Ground, control: ControlClient, reads: PinnedReads) -> TakerTools:
+    pool = ground.pool
+    bulk_blocks = -(-ground.settings.bulk_pull_mib * 2**20 // pool.block_bytes)
+    return TakerTools(
+        ground.term, ground.engine, ground.peers, control, reads, pool.block_size, bulk_blocks, ground.metrics
+    )
 
 
 def _decode_rules(ground: Ground) -> DecodeRules:

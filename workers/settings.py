@@ -124,6 +124,14 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hand_over_wait_s: Annotated[
         float, Meta(gt=0, description="seconds that a sequence stands still for a taker that is silent")
     ] = 10.0
+    bulk_pull_mib: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="MiB of KV from which on a sequence is read from another worker while that still "
+            "decodes it; less is read at once when it has stopped there",
+        ),
+    ] = 32
     max_quarantine_s: Annotated[
         float, Meta(gt=0, description="seconds in quarantine after which this worker starts anew")
     ] = 600.0

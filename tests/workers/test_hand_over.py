@@ -76,6 +76,7 @@ def start(fleet: Fleet, model: Path, name: str, **settings: Any) -> Worker:
         "step_tokens": 32,
         "max_sequences": 2,
         "hand_over_wait_s": WAIT_S,
+        "bulk_pull_mib": 0,
     }
     worker = fleet.start(name, Role.DECODE, model, **(common | settings))
     asyncio.run(fleet.wait_ready(name))

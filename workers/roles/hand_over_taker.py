@@ -35,7 +35,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TakerTools:
-    """What every hand-over to this worker works with."""
+    """What every hand-over to this worker works with.
+
+    Units: `bulk_blocks` blocks from which on a read while the source decodes is worth its three messages.
+    """
 
     term: Term
     engine: Engine
@@ -43,6 +46,7 @@ class TakerTools:
     control: ControlClient
     reads: PinnedReads
     block_size: int
+    bulk_blocks: int
     metrics: WorkerMetrics
 
 
@@ -103,10 +107,11 @@ class Taking:
             return None
 
     async def _read_bulk(self, peer: Peer) -> None:
-        """All full blocks of the tokens that are known here: most of the KV, while the source goes on."""
+        """All full blocks of the tokens that are known here, while the source goes on; but what is little is
+        read no later with the rest, which spares it messages."""
         size, first = self._tools.block_size, self._num_blocks
         num_wanted = (len(self._spec.tokens) - 1) // size - first
-        if num_wanted <= 0:
+        if num_wanted < max(1, self._tools.bulk_blocks):
             return
         ask = PinSequence(self._request, self._source.attempt, self._tools.term.worker, first, PIN_TTL_S)
         try:
