@@ -18,7 +18,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self._weights = weights
-        self._dtype = weights.embedding_VM.dtype
+        self.dtype = weights.embedding_VM.dtype
         self._frequencies = rope_frequencies(config.rope, config.head_dim, weights.embedding_VM.device)
 
     @torch.inference_mode()
@@ -37,7 +37,7 @@ class Decoder:
         """
         attention = PagedAttention(batch, pool_NLKGPD, self.config.windows)
         scale = self.config.rope.attention_factor
-        turns = RopeTurns(batch.positions_T, self._frequencies, scale, self._dtype)
+        turns = RopeTurns(batch.positions_T, self._frequencies, scale, self.dtype)
         x_TM = embedding(batch.tokens_T, self._weights.embedding_VM)
         for index, layer in enumerate(self._weights.layers):
             qkv_TXD = self._project(layer, x_TM, turns)

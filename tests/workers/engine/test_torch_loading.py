@@ -32,6 +32,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny"), layers=5)
 
 
+NUM_ROWS = 8
+
+
+def row(key: int) -> ScheduledSequence:
+    """A prompt of 20 tokens."""
+    tokens: list[int] = torch.randint(3, 512, (20,), generator=torch.Generator().manual_seed(key)).tolist()
+    blocks = [3 * key, 3 * key + 1, 3 * key + 2]
+    return ScheduledSequence(tokens=tokens, start=0, blocks=blocks, sample=SampleParams(), key=key)
+
+
 def changed(**fields: object) -> TorchSettings:
     return msgspec.structs.replace(SETTINGS, **fields)
 
@@ -85,20 +95,29 @@ def test_a_device_or_numbers_that_cannot_be_used_are_refused(
         load_torch_runner(folder, changed(**fields))
 
 
-@pytest.mark.skipif(not has_dot_products(), reason="this processor has no 8-bit dot products")
-def test_a_runner_with_weights_of_8_bits_computes_as_one_of_32_in_like_batches_or_alone(folder: Path) -> None:
-    prompts = [
-        torch.randint(3, 512, (20,), generator=torch.Generator().manual_seed(key)).tolist()
-        for key in range(8)
-    ]
-
-    def row(key: int) -> ScheduledSequence:
-        blocks = [3 * key, 3 * key + 1, 3 * key + 2]
-        return ScheduledSequence(tokens=prompts[key], start=0, blocks=blocks, sample=SampleParams(), key=key)
-
-    int8 = load_torch_runner(folder, changed(weights="int8"))
-    together = int8.run(StepBatch([row(key) for key in range(8)]), None)
-    alone = [int8.run(StepBatch([row(key)]), None)[0] for key in range(8)]
-    assert together == alone
-    full = load_torch_runner(folder, SETTINGS).run(StepBatch([row(key) for key in range(8)]), None)
-    assert sum(ours == theirs for ours, theirs in zip(together, full, strict=True)) >= 6
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dtype": "bfloat16"},
+        {"dtype": "float16"},
+        pytest.param(
+            {"weights": "int8"},
+            marks=pytest.mark.skipif(
+                not has_dot_products(), reason="no 8-bit dot products in this processor"
+            ),
+        ),
+    ],
+    ids=str,
+)
+def test_a_runner_in_fewer_bits_computes_as_one_in_32_in_a_batch_or_alone(
+    folder: Path, fields: dict[str, object]
+) -> None:
+    """But for answers that were close to each other."""
+    rows = [row(key) for key in range(NUM_ROWS)]
+    full = load_torch_runner(folder, SETTINGS).run(StepBatch(rows), None)
+    runner = load_torch_runner(folder, changed(**fields))
+    together = runner.run(StepBatch(rows), None)
+    alone = [runner.run(StepBatch([each]), None)[0] for each in rows]
+    for found in (together, alone):
+        num_alike = sum(ours == theirs for ours, theirs in zip(found, full, strict=True))
+        assert num_alike >= 0.75 * NUM_ROWS
