@@ -11,7 +11,7 @@ from huggingface_hub.errors import HTTPError as HubHttpError  # type: ignore[att
 from proto.errors import Disconnected, InvalidSetting
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
-_UNWANTED = ["*/*"]  # copies in other formats lie in subfolders
+_UNWANTED = ["*/*", "consolidated*"]  # copies in other formats: in subfolders, and beside them for Mistral
 _ETAG_TIMEOUT_S = 10
 
 

@@ -17,6 +17,7 @@ _FILES = {
     "tokenizer.json": b"{}",
     "chat_template.jinja": b"x",
     "model-00001-of-00001.safetensors": b"weights",
+    "consolidated.safetensors": b"the same weights under their authors' names",
     "pytorch_model.bin": b"a pickle",
     "modeling_tiny.py": b"import os",
     "tokenizer.pkl": b"a pickle",
