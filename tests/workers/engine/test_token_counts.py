@@ -1,0 +1,34 @@
+"""Counts of a sequence's tokens, taken in as it grows, are those of counting all of them at once."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.workers.engine.engine_desk import Desk, spec_of
+from workers.engine.token_counts import TokenCounts
+
+TOKENS = st.lists(st.integers(0, 9), max_size=30)
+
+
+@given(prompt=TOKENS, generated=TOKENS, cuts=st.lists(st.integers(0, 60), max_size=5), sees=st.booleans())
+def test_counts_do_not_depend_on_how_the_tokens_came(
+    prompt: list[int], generated: list[int], cuts: list[int], sees: bool
+) -> None:
+    whole = prompt + generated
+    first = 0 if sees else len(prompt)
+    counts = TokenCounts(first, len(prompt))
+    for end in [*sorted(cut for cut in cuts if cut >= first), len(whole)]:
+        counts.catch_up(whole[:end])
+    found = dict(zip(counts.tokens, counts.counts, strict=True))
+    assert found == {token: Counter(generated)[token] for token in whole[first:]}
+    assert len(counts.tokens) == len(found), "no token stands twice"
+
+
+def test_only_a_sequence_that_penalises_is_counted() -> None:
+    desk = Desk()
+    desk.engine.add(spec_of("plain", [1, 2, 3]))
+    plan = desk.engine.begin_step()
+    assert plan is not None
+    assert plan.rows[0].counts is None
+    desk.engine.end_step(plan)
