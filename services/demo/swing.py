@@ -1,13 +1,13 @@
 """A load that swings between prompt-heavy and answer-heavy, and the simulated workers that it is made for.
 
 A worker stands for a model of some thirty billion parameters on one GPU: 5,000 tokens of a prompt a second,
-and steps of 40 ms and 6 ms more for each sequence, so that ten at once keep the ITL limit. Of eight workers
-each load wants its own split, with a tenth to spare:
+and steps of 40 ms and 6 ms more for each sequence, so that seven at once keep the ITL limit. Of eight workers
+each load wants its own split; under any other, tokens wait for chunks of prompts, or for too many beside them:
 
 ```
- prompts   4.8 requests/s of 4,000 tokens in and  24 out   19,200 tokens/s of prompts, 115 of answers   6 : 2
- answers   5.2 requests/s of   400 tokens in and 100 out    2,080 tokens/s of prompts, 520 of answers   1 : 7
- even      5.0 requests/s of 2,600 tokens in and  56 out   13,000 tokens/s of prompts, 280 of answers   4 : 4
+ prompts   5.6 requests/s of 4,000 tokens in and  24 out   22,400 tokens/s of prompts, 134 of answers   6 : 2
+ answers   5.0 requests/s of   400 tokens in and 100 out    2,000 tokens/s of prompts, 500 of answers   1 : 7
+ even      4.4 requests/s of 3,000 tokens in and  56 out   13,200 tokens/s of prompts, 246 of answers   4 : 4
 ```
 """
 
@@ -22,7 +22,7 @@ from services.replay.report import Limits
 from services.replay.trace import TraceRequest, num_blocks
 
 NUM_WORKERS = 8
-LIMITS = Limits(ttft_s=6.0, itl_s=0.1)
+LIMITS = Limits(ttft_s=6.0, itl_s=0.085)
 SIMULATED = {
     "first_token": 34,  # letters and digits, so that every token shows at once
     "num_tokens": 60,
@@ -47,9 +47,9 @@ class Mix(msgspec.Struct, frozen=True):
     answer_tokens: int
 
 
-PROMPTS = Mix("prompts", 4.8, 4000, 24)
-ANSWERS = Mix("answers", 5.2, 400, 100)
-EVEN = Mix("even", 5.0, 2600, 56)
+PROMPTS = Mix("prompts", 5.6, 4000, 24)
+ANSWERS = Mix("answers", 5.0, 400, 100)
+EVEN = Mix("even", 4.4, 3000, 56)
 
 
 def swing(mixes: Sequence[Mix], phase_s: float, seed: int) -> list[TraceRequest]:

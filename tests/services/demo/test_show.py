@@ -42,14 +42,14 @@ def test_a_look_fits_a_small_terminal() -> None:
     lines = _render(SIGHT)
     assert len(lines) <= 24
     text = "\n".join(lines)
-    assert "10 in flight   TTFT p90 1.2 s of 6.0 s   ITL p90 125 ms of 100 ms" in text
+    assert "10 in flight   TTFT p90 1.2 s of 6.0 s   ITL p90 125 ms of 85 ms" in text
     assert "sim-3 to prefill, 2 s ago, done: too little headroom" in text
     assert all(f"sim-{number}" in text for number in range(8))
 
 
 def test_a_look_is_a_line_where_there_is_no_terminal() -> None:
     assert as_line(SIGHT, LIMITS) == (
-        "load prompts; prefill 6, decode 2; 10 in flight; TTFT p90 1.2 s of 6.0 s, ITL p90 125 ms of 100 ms; "
+        "load prompts; prefill 6, decode 2; 10 in flight; TTFT p90 1.2 s of 6.0 s, ITL p90 125 ms of 85 ms; "
         "sim-3 to prefill, 2 s ago, done: too little headroom"
     )
 
