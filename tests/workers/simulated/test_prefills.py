@@ -9,11 +9,12 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from proto.control import Done, SetSlowness
 from services.admin import AdminSettings
 from services.servers import Server, reserve_port
 from tests.services.waiting import wait_for
 from tests.workers.harness import random_prompt, until
-from tests.workers.simulated.scene import FAST, MODEL, open_scene, settings_of
+from tests.workers.simulated.scene import FAST, MODEL, Scene, open_scene, settings_of
 from workers.roles.prefill_choice import Terms
 from workers.simulated.settings import SimulateSettings
 
@@ -122,5 +123,53 @@ def test_jobs_that_come_together_are_spread_before_any_report_tells_of_them(
             )
             by_worker = [answer.end.prefill_worker for answer in answers if answer.end is not None]
             assert [by_worker.count(f"sim-prefill-{number}") for number in (0, 1)] == [3, 3]
+
+    asyncio.run(body())
+
+
+async def slow_down(scene: Scene, factor: float) -> None:
+    """Of both prefill workers, from the next step on."""
+    for number in (0, 1):
+        assert isinstance(await scene.control(f"sim-prefill-{number}", SetSlowness(factor)), Done)
+
+
+def test_more_jobs_than_prefill_workers_take_wait_in_the_queue_and_new_prompts_stay_meanwhile(
+    settings: SimulateSettings,
+) -> None:
+    """Two take a job each. What they refuse goes to the queue; while that is long, it is quicker here."""
+
+    async def body() -> None:
+        slow = msgspec.structs.replace(FAST, prefill_token_s=0.0003)
+        busy = msgspec.structs.replace(
+            settings, simulated=slow, max_jobs=1, slowdown_weight=8.0, num_blocks=2048
+        )
+        async with open_scene(busy) as scene, asyncio.TaskGroup() as tasks:
+            await scene.wait_reports()
+            for name in ("sim-0", "sim-1"):
+                streaming = scene.client.ask(MODEL, random_prompt(20, 2), LONG_ANSWER_TOKENS, worker=name)
+                tasks.create_task(streaming, name=f"a stream of {name}")
+            await wait_for(lambda: all(scene.reports[f"sim-{number}"].num_running for number in (0, 1)))
+            prompts = [random_prompt(1500, seed) for seed in range(8)]
+            asked = [
+                tasks.create_task(
+                    scene.client.ask(MODEL, prompt, ANSWER_TOKENS, worker="sim-0"), name="a long prompt"
+                )
+                for prompt in prompts
+            ]
+
+            async def are_chosen() -> bool:
+                choices = await read_samples(settings.admin.port, "kvmesh_prefill_choices_total")
+                return choices.get(("chosen", "remote"), 0) == len(prompts)
+
+            await until("all long prompts are sent away", are_chosen)
+            await slow_down(scene, 5.0)  # the queue does not become shorter meanwhile
+            short = await scene.client.ask(MODEL, random_prompt(200, 99), ANSWER_TOKENS, worker="sim-1")
+            assert short.end is not None
+            assert short.end.prefill == "local"
+            await slow_down(scene, 1.0)
+            answers = await asyncio.gather(*asked)
+            ends = [answer.end for answer in answers if answer.end is not None]
+            assert [end.prefill for end in ends] == ["remote"] * len(prompts)
+            assert {end.prefill_worker for end in ends} == {"sim-prefill-0", "sim-prefill-1"}
 
     asyncio.run(body())
