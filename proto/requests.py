@@ -3,6 +3,7 @@
 from typing import Literal
 
 from proto.codec import Decoder
+from proto.constraints import Constraint
 from proto.errors import Fault
 from proto.struct import WireStruct
 
@@ -81,6 +82,7 @@ class GenerateRequest(WireStruct, frozen=True):
     exclude: list[str] = []
     wanted_worker: str = ""
     source: KvSource | None = None
+    constraint: Constraint | None = None
 
 
 class Decision(WireStruct, frozen=True):

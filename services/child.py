@@ -24,14 +24,18 @@ _EXEC = (
 )
 
 
+def bound_command(argv: Sequence[str | Path]) -> list[str]:
+    """What to start in place of `argv`, so that the kernel kills it with the thread that starts it."""
+    return [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), *map(str, argv)]
+
+
 def spawn_child(
     argv: Sequence[str | Path], *, log: Path, environ: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Starts `argv`; what it prints is appended to `log`. The pid stays that of `argv` itself."""
-    command = [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), *map(str, argv)]
     with log.open("ab") as output:
         return subprocess.Popen(
-            command,
+            bound_command(argv),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -8,6 +8,7 @@ from functools import partial
 from proto.errors import Fault, InternalFault, to_fault
 from workers.engine.block_ledger import BlockLedger
 from workers.engine.engine_settings import EngineSettings
+from workers.engine.grammar_masks import GrammarMasks
 from workers.engine.outcome import Outcome, abandon, fail, take_in
 from workers.engine.rates import Rates
 from workers.engine.runner import OnLayers, RowResult, Runner, StepAbandoned, StepBatch
@@ -32,6 +33,7 @@ class Computation:
         self._settings = settings
         self._listener = listener
         self._rates = rates
+        self._masks = GrammarMasks()
         self._began_s = 0.0
 
     @property
@@ -66,7 +68,9 @@ class Computation:
     def _compute(self, plan: StepPlan) -> list[RowResult]:
         if not plan.rows:
             return []
-        return self._runner.run(StepBatch(plan.rows), self._layers_callback(plan), lambda: plan.is_wanted)
+        with self._masks.filling(plan) as masks:
+            batch = StepBatch(plan.rows, masks)
+            return self._runner.run(batch, self._layers_callback(plan), lambda: plan.is_wanted)
 
     def _layers_callback(self, plan: StepPlan) -> OnLayers | None:
         """Tells the listener which KV of which PREFILL is there; None when the step has no such row."""

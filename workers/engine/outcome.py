@@ -2,7 +2,7 @@
 
 import msgspec
 
-from proto.errors import InternalFault, to_fault
+from proto.errors import Fault, InternalFault, to_fault
 from workers.engine.block_ledger import BlockLedger
 from workers.engine.runner import RowResult, ScheduledSequence
 from workers.engine.sequence import Sequence, SequenceState
@@ -36,7 +36,7 @@ def take_in(results: list[RowResult], plan: StepPlan, ledger: BlockLedger) -> Ou
         result = by_key.get(row.key)
         if result is not None and result.failed:
             ledger.disown(sequence)
-            _end(sequence, SequenceProgress(sequence.name, fault=NOT_FINITE), outcome)
+            _end(sequence, SequenceProgress(sequence.name, fault=_cause(sequence)), outcome)
             continue
         ledger.store(sequence)
         if sequence.is_cancelled:
@@ -47,6 +47,12 @@ def take_in(results: list[RowResult], plan: StepPlan, ledger: BlockLedger) -> Ou
             outcome.complete.append(sequence)
             outcome.events.append(SequenceProgress(sequence.name, is_held=True))
     return outcome
+
+
+def _cause(sequence: Sequence) -> Fault:
+    """Why no token could be drawn for it."""
+    grammar = sequence.spec.grammar
+    return NOT_FINITE if grammar is None else grammar.fault or NOT_FINITE
 
 
 def abandon(plan: StepPlan, _: BlockLedger) -> Outcome:

@@ -1,6 +1,7 @@
 """The contract between the scheduler and what computes: one step in, results out; torch-free."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 import msgspec
@@ -95,9 +96,17 @@ class ScheduledSequence(msgspec.Struct):
 
 
 class StepBatch(msgspec.Struct):
-    """What one step computes. No two rows write to the same block."""
+    """What one step computes. No two rows write to the same block.
+
+    What its rows are `allowed` may be found out while the model computes: whoever draws waits for it first.
+    """
 
     rows: list[ScheduledSequence]
+    masks: Future[None] | None = None
+
+    def wait_masks(self) -> None:
+        if self.masks is not None:
+            self.masks.result()
 
 
 class RowResult(msgspec.Struct, frozen=True):

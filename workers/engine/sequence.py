@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from proto.logprobs import record_bytes
+from workers.engine.grammar_state import GrammarState
 from workers.engine.hash_chain import HashChain
 from workers.engine.runner import SampleParams
 from workers.engine.token_counts import TokenCounts
@@ -47,7 +48,8 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     ids too, unless the client wants none, and none of them is among the first `min_tokens` generated ones.
     `prompt_logprobs`: how many of the likeliest tokens to name with the log-probability of each of the
     prompt's; None: say nothing of it. `salt` is `proto.blockhash.block_salt`'s. A lower `priority` goes
-    first. A PREFILL is asked for no token, and ignores all that says how and when.
+    first. `grammar` is this sequence's own, and may still be compiled while it awaits KV. A PREFILL is asked
+    for no token, and ignores all that says how and when.
     """
 
     sequence: str
@@ -61,6 +63,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     priority: int = 0
     min_tokens: int = 0
     prompt_logprobs: int | None = None
+    grammar: GrammarState | None = None
 
     @property
     def wants_scores(self) -> bool:

@@ -46,6 +46,7 @@ class TorchRunner:
         forward_batch = build_batch(chunks, self.block_size, self.pool_NLKGPD.device)
         on_layer = self._between_layers(on_layers, is_wanted)
         logits_BV = self._decoder.forward(forward_batch, self.pool_NLKGPD, on_layer)
+        batch.wait_masks()
         results = read_logits(logits_BV, batch.rows)
         self._wait_for_device()  # whoever reads the pool next may do so from outside torch's queue
         return results
