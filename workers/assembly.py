@@ -18,6 +18,7 @@ from workers.engine.engine import Engine
 from workers.engine.simulated_model import SimulatedTime
 from workers.engine.step import SequenceProgress
 from workers.event_publisher import EventPublisher
+from workers.grammars import GrammarCompiler
 from workers.neighbours import Neighbours
 from workers.outbox import Outbox
 from workers.prefill_desk import PrefillDesk
@@ -45,7 +46,8 @@ from workers.transfer.transfers import Transfers
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What the parts stand on: opened before them, closed after them. `time` is there if simulated."""
+    """What the parts stand on: opened before them, closed after them. `time` is there if simulated,
+    `grammars` if not."""
 
     settings: WorkerSettings
     term: Term
@@ -64,6 +66,7 @@ class Ground:
     tracing: Tracing
     push_pace: Pace
     time: SimulatedTime | None = None
+    grammars: GrammarCompiler | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,17 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     reads = PinnedReads(engine, control, ground.transfers, ground.pool)
     taker = _taker_tools(ground, control, reads)
     decode_desk = DecodeDesk(
-        term, ground.card, engine, outbox, view, remote, taker, rules, tracing, ground.metrics
+        term,
+        ground.card,
+        engine,
+        outbox,
+        view,
+        remote,
+        taker,
+        ground.grammars,
+        rules,
+        tracing,
+        ground.metrics,
     )
     giver = HandOverGiver(engine, lender, decode_desk.served, settings.hand_over_wait_s)
     prefill_desk = _prefill_desk(ground, control, reads, held)

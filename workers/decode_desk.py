@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from proto.cards import ModelCard
-from proto.errors import DeadlineExceeded, Fault, GoElsewhere, KvmeshError, to_fault
+from proto.errors import DeadlineExceeded, Fault, GoElsewhere, InvalidRequest, KvmeshError, to_fault
 from proto.jobs import PrefillJob
 from proto.names import new_id
 from proto.requests import GenerateRequest, RoutedRequest
@@ -17,8 +17,10 @@ from services.metrics import WorkerMetrics
 from services.tracing import Tracing
 from workers.early_cancels import EarlyCancels
 from workers.engine.engine import Engine
+from workers.engine.grammar_state import GrammarState
 from workers.engine.sequence import SequenceSpec
 from workers.engine.step import SequenceProgress
+from workers.grammars import GrammarCompiler
 from workers.outbox import Outbox
 from workers.request_spec import plan_sequence
 from workers.roles.hand_over_taker import TakerTools, Taking
@@ -45,7 +47,8 @@ class DecodeRules:
 
 
 class DecodeDesk:
-    """Belongs to the event loop. `run` holds the tasks of remote prefills and of hand-overs to here."""
+    """Belongs to the event loop. `run` holds the tasks of grammars, of remote prefills and of hand-overs to
+    here. Without `grammars` no answer can be constrained."""
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class DecodeDesk:
         view: PrefillView,
         remote: RemotePrefills,
         taker: TakerTools,
+        grammars: GrammarCompiler | None,
         rules: DecodeRules,
         tracing: Tracing,
         metrics: WorkerMetrics,
@@ -67,6 +71,7 @@ class DecodeDesk:
         self._view = view
         self._remote = remote
         self._taker = taker
+        self._grammars = grammars
         self._rules = rules
         self._tracing = tracing
         self._metrics = metrics
@@ -109,33 +114,67 @@ class DecodeDesk:
 
     def _begin(self, request: GenerateRequest, prefixes: Mapping[str, int]) -> None:
         spec = plan_sequence(request, self._card)
+        self._check_grammar(spec.grammar)
         is_moving = request.source is not None and self._group is not None
+        is_later = is_moving or spec.grammar is not None
         choice = None
-        if not is_moving and not spec.wants_scores:
+        if not is_later and not spec.wants_scores:
             choice = self._choose(len(spec.tokens), self._engine.match(spec.tokens, spec.salt), prefixes)
         is_remote = choice is not None and choice.is_remote
-        cached = self._engine.add(spec, await_kv=is_remote or is_moving)
+        cached = self._engine.add(spec, await_kv=is_remote or is_later)
         stream = self._outbox.open(request.request, request.attempt, request.client, request.offset)
         limit_s = min(request.deadline_s, MAX_DEADLINE_S)
         timer = asyncio.get_running_loop().call_later(limit_s, self._end_late, spec.sequence)
         served = Served(request, stream, min(cached, spec.num_prompt), timer, self._tracing.context())
         self.served.add(served)
         self._count(served, len(spec.tokens))
-        if is_moving:
-            self._take_over(served, spec, cached)
+        if is_later:
+            self._prepare_later(served, spec, cached, prefixes)
         elif choice is not None and choice.is_remote:
             self._send_prefill_away(served, spec.tokens, cached, choice.worker)
 
-    def _take_over(self, served: Served, spec: SequenceSpec, cached: int) -> None:
-        request = served.request
-        assert self._group is not None and request.source is not None
-        taking = Taking(request.request, request.source, spec, cached, self._taker)
-        served.taking = taking
-        self._group.create_task(
-            self._await_sequence(served, spec, taking), name=f"take over {served.sequence}"
-        )
+    def _check_grammar(self, grammar: GrammarState | None) -> None:
+        if grammar is None:
+            return
+        if self._grammars is None:
+            reason = "a simulated worker cannot heed it"
+            raise InvalidRequest(field=grammar.constraint.field, reason=reason)
+        if self._group is None:
+            raise GoElsewhere(worker=self._term.worker, reason="it compiles no grammar now")
 
-    async def _await_sequence(self, served: Served, spec: SequenceSpec, taking: Taking) -> None:
+    def _prepare_later(
+        self, served: Served, spec: SequenceSpec, cached: int, prefixes: Mapping[str, int]
+    ) -> None:
+        request = served.request
+        assert self._group is not None
+        if request.source is not None:
+            served.taking = Taking(request.request, request.source, spec, cached, self._taker)
+        preparing = self._prepare(served, spec, cached, prefixes)
+        self._group.create_task(preparing, name=f"prepare {served.sequence}")
+
+    async def _prepare(
+        self, served: Served, spec: SequenceSpec, cached: int, prefixes: Mapping[str, int]
+    ) -> None:
+        """Its grammar first: as long as that takes, a source goes on with it."""
+        if spec.grammar is not None and not await self._has_grammar(served, spec.grammar):
+            return
+        if served.taking is not None:
+            await self._take_over(served, spec, served.taking)
+        else:
+            self._place(served, spec.tokens, cached, prefixes, can_leave=not spec.wants_scores)
+
+    async def _has_grammar(self, served: Served, grammar: GrammarState) -> bool:
+        """Whether the sequence can be followed in its grammar; one that has none has ended."""
+        assert self._grammars is not None
+        try:
+            await self._grammars.compile(grammar)
+        except KvmeshError as error:
+            if self.served.find(served.sequence) is served:
+                self._end_with(served, error)
+            return False
+        return self.served.find(served.sequence) is served
+
+    async def _take_over(self, served: Served, spec: SequenceSpec, taking: Taking) -> None:
         """What its source generated goes out before anything that is generated here."""
         taken = await taking.run()
         if self.served.find(served.sequence) is not served:
@@ -149,15 +188,27 @@ class DecodeDesk:
         tokens = spec.tokens + taken.tokens
         is_whole = taken.num_computed % self._card.kv_class.block_size == 0
         can_leave = is_whole and (bool(taken.tokens) or not spec.wants_scores)
-        choice = self._choose(len(tokens), taken.num_computed, {}, served) if can_leave else None
-        if choice is not None and choice.is_remote:
-            self._send_prefill_away(served, tokens, taken.num_computed, choice.worker)
-        else:
-            self._engine.recall(served.sequence)
+        self._place(served, tokens, taken.num_computed, {}, can_leave=can_leave)
         if taking.stopped_s:
             self._metrics.hand_over_stop_s.observe(time.monotonic() - taking.stopped_s)
             num_here = taken.num_computed
             self._tracing.record("hand-over", taking.stopped_s, served.trace, num_computed=num_here)
+
+    def _place(
+        self,
+        served: Served,
+        tokens: list[int],
+        num_computed: int,
+        prefixes: Mapping[str, int],
+        *,
+        can_leave: bool,
+    ) -> None:
+        """A sequence that awaited something is computed: here, or but for its last token elsewhere."""
+        choice = self._choose(len(tokens), num_computed, prefixes, served) if can_leave else None
+        if choice is not None and choice.is_remote:
+            self._send_prefill_away(served, tokens, num_computed, choice.worker)
+        else:
+            self._engine.recall(served.sequence)
 
     def _choose(
         self, num_tokens: int, cached: int, prefixes: Mapping[str, int], served: Served | None = None

@@ -32,6 +32,7 @@ from workers.engine.engine_thread import EngineThread
 from workers.engine.runner import Runner
 from workers.engine.simulated_model import SimulatedTime
 from workers.engine.simulated_runner import SimulatedRunner
+from workers.grammars import GrammarCompiler, open_grammar_compiler
 from workers.guards import check_names_free, guard_model, guard_names, guard_threads
 from workers.neighbours import Neighbours
 from workers.registration import Registration, publish_model
@@ -141,7 +142,7 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
     queue = await open_work_queue(
         outside.bus, settings.jobs, subjects.prefill_stream(outside.ns), subjects.prefill_any(outside.ns)
     )
-    async with transfers.running() as rank:
+    async with transfers.running() as rank, _grammars(loaded) as grammars:
         agents = Agents()
         peers = Peers(rank, term.worker, transfers, agents)
         neighbours = Neighbours(PrefillView(card.name, peers.can_move), agents)
@@ -163,6 +164,7 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
             tracing=outside.tracing,
             push_pace=moved.push_pace,
             time=loaded.time,
+            grammars=grammars,
         )
         parts = assemble(ground, outside.shutdown.set)
         observe(outside.metrics, ground, parts)
@@ -171,6 +173,16 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
         outside.health.require_to_live("transfers", lambda: transfers.ailment)
         with EngineThread(engine):
             yield ground, parts, rank
+
+
+@asynccontextmanager
+async def _grammars(loaded: Loaded) -> AsyncIterator[GrammarCompiler | None]:
+    """None where no token is computed that could be led."""
+    if loaded.time is not None:
+        yield None
+        return
+    async with open_grammar_compiler(loaded.folder) as grammars:
+        yield grammars
 
 
 def _leaving(shutdown: asyncio.Event) -> str:

@@ -4,11 +4,13 @@ import math
 
 from proto.blockhash import block_salt
 from proto.cards import ModelCard
+from proto.constraints import Constraint, check_size
 from proto.errors import DeadlineExceeded, InvalidRequest
 from proto.logprobs import MAX_ALTERNATIVES, check_scores
 from proto.names import check_id
 from proto.requests import MAX_SEED, GenerateRequest, Sampling, Stopping
 from proto.tokens import count_tokens, unpack_tokens
+from workers.engine.grammar_state import GrammarState
 from workers.engine.runner import SampleParams
 from workers.engine.sequence import SequenceKind, SequenceSpec
 
@@ -49,6 +51,7 @@ def plan_sequence(request: GenerateRequest, card: ModelCard) -> SequenceSpec:
         priority=request.priority,
         min_tokens=request.stopping.min_tokens,
         prompt_logprobs=_num_best(request.sampling.prompt_logprobs, card.vocab_size),
+        grammar=_grammar(request.constraint, request.stopping, card),
     )
 
 
@@ -67,6 +70,18 @@ def _stop_tokens(stopping: Stopping, card: ModelCard) -> frozenset[int]:
     _check(len(stopping.stop_tokens) <= MAX_NAMED_TOKENS, "stop_tokens", len(stopping.stop_tokens))
     ends = () if stopping.ignore_eos else card.eos_tokens
     return frozenset(token for token in (*stopping.stop_tokens, *ends) if 0 <= token < card.vocab_size)
+
+
+def _grammar(constraint: Constraint | None, stopping: Stopping, card: ModelCard) -> GrammarState | None:
+    """A grammar says where its text may end, and then some token must say so."""
+    if constraint is None:
+        return None
+    if stopping.ignore_eos:
+        raise InvalidRequest(field="ignore_eos", reason=f"{constraint.field} says where the answer ends")
+    if not card.eos_tokens:
+        raise InvalidRequest(field=constraint.field, reason="this model has no token that ends a text")
+    check_size(constraint)
+    return GrammarState(constraint)
 
 
 def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
