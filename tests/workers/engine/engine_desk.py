@@ -12,6 +12,7 @@ from workers.engine.sequence import SequenceKind, SequenceSpec
 from workers.engine.step import StepOutput
 
 SALT = b"salt"
+GREEDY = SampleParams()
 
 
 def spec_of(
@@ -24,17 +25,22 @@ def spec_of(
     stop_tokens: frozenset[int] = frozenset(),
     priority: int = 0,
     salt: bytes = SALT,
+    sample: SampleParams = GREEDY,
+    min_tokens: int = 0,
+    prompt_logprobs: int | None = None,
 ) -> SequenceSpec:
     return SequenceSpec(
         sequence=name,
         kind=kind,
         tokens=tokens,
         num_prompt=num_prompt or len(tokens),
-        sample=SampleParams(),
+        sample=sample,
         max_tokens=max_tokens,
         stop_tokens=stop_tokens,
         salt=salt,
         priority=priority,
+        min_tokens=min_tokens,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -72,6 +78,8 @@ class Record:
     """The listener: what each sequence has got so far."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, bytes] = field(default_factory=dict)
+    prompt_logprobs: dict[str, bytes] = field(default_factory=dict)
     finishes: dict[str, str] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
@@ -80,7 +88,14 @@ class Record:
 
     def on_step(self, output: StepOutput) -> None:
         for event in output.events:
-            self.tokens.setdefault(event.sequence, []).extend(event.tokens)
+            known = self.tokens.setdefault(event.sequence, [])
+            assert not event.prompt_logprobs or (event.tokens and not known), "they come with the first token"
+            for told, records in (
+                (self.prompt_logprobs, event.prompt_logprobs),
+                (self.logprobs, event.logprobs),
+            ):
+                told[event.sequence] = told.get(event.sequence, b"") + records
+            known += event.tokens
             if event.finish is not None:
                 assert event.sequence not in self.finishes
                 self.finishes[event.sequence] = event.finish

@@ -9,7 +9,8 @@ from proto.blockhash import block_hashes
 from proto.errors import GrantRefused, Overloaded
 from proto.tokens import pack_tokens
 from tests.workers.engine.engine_desk import SALT, Desk, prefill_of, small_settings, spec_of
-from tests.workers.engine.witness_runner import expect_tokens
+from tests.workers.engine.witness_runner import expect_records, expect_tokens
+from workers.engine.runner import SampleParams
 from workers.engine.sequence import SequenceKind, SequenceSpec
 
 # Beginnings of few texts that part at different places, so that prompts share prefixes, whole ones too.
@@ -36,15 +37,33 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         stop=st.frozensets(st.integers(0, 49), max_size=4),
         priority=st.integers(0, 1),
+        min_tokens=st.integers(0, 6),
+        sample=st.sampled_from([SampleParams(), SampleParams(repetition=1.2, logprobs=1)]),
+        prompt_logprobs=st.none() | st.integers(0, 2),
         awaits=st.booleans(),
     )
     def add_generate(
-        self, prompt: list[int], max_tokens: int, stop: frozenset[int], priority: int, awaits: bool
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        stop: frozenset[int],
+        priority: int,
+        min_tokens: int,
+        sample: SampleParams,
+        prompt_logprobs: int | None,
+        awaits: bool,
     ) -> None:
-        name = f"g{len(self.specs)}"
-        self._add(
-            spec_of(name, prompt, max_tokens=max_tokens, stop_tokens=stop, priority=priority), awaits=awaits
+        spec = spec_of(
+            f"g{len(self.specs)}",
+            prompt,
+            max_tokens=max_tokens,
+            stop_tokens=stop,
+            priority=priority,
+            min_tokens=min_tokens,
+            sample=sample,
+            prompt_logprobs=prompt_logprobs,
         )
+        self._add(spec, awaits=awaits)
 
     @rule(prompt=PROMPTS, awaits=st.booleans())
     def add_prefill(self, prompt: list[int], awaits: bool) -> None:
@@ -236,6 +255,19 @@ class EngineMachine(RuleBasedStateMachine):
                 expected, _ = expect_tokens(self.specs[name], 40)
                 assert tokens == expected[: len(tokens)]
 
+    @invariant()
+    def every_token_comes_with_its_record_and_the_first_with_those_of_the_prompt(self) -> None:
+        record = self.desk.record
+        for name, tokens in record.tokens.items():
+            spec = self.specs[name]
+            expected = expect_records(tokens, len(spec.tokens), spec.sample.logprobs)
+            assert record.logprobs[name] == expected
+            if tokens and spec.wants_scores:
+                scores = expect_records(spec.tokens[1:], 1, spec.prompt_logprobs)
+                assert record.prompt_logprobs[name] == scores
+            else:
+                assert record.prompt_logprobs[name] == b""
+
     def teardown(self) -> None:
         for blocks in [*self.orphans, *(blocks for blocks, _, _ in self.aside.values())]:
             self.engine.give_back(blocks)
@@ -263,7 +295,7 @@ class EngineMachine(RuleBasedStateMachine):
             load = self.engine.load()
             assert load.num_waiting + load.num_awaiting + load.num_held + load.num_frozen >= 8
             return
-        assert cached >= matched
+        assert cached >= matched or spec.wants_scores
         self.specs[spec.sequence] = spec
         if awaits:
             self.awaiting[spec.sequence] = cached

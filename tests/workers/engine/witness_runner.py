@@ -1,12 +1,14 @@
 """A runner whose KV is a witness: each place holds its token and a fingerprint of all tokens up to it.
 
 It samples from the fingerprint it finds in the pool, so a token is right only if every block of its sequence
-holds what it should. `corruptions` names the steps that read a place with another sequence's KV in it.
+holds what it should. `corruptions` names the steps that read a place with another sequence's KV in it, or
+count other tokens than the sequence has. A record of log-probabilities says whose it is: position and token.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from proto.logprobs import TokenLogprobs, pack_logprobs
 from workers.engine.runner import (
     IsWanted,
     OnLayers,
@@ -26,8 +28,21 @@ def fingerprint(before: int, token: int) -> int:
     return (before * 1_000_003 + token + 1) % (1 << 61)
 
 
-def sample(mark: int) -> int:
-    return mark % 9_973 % VOCAB_SIZE
+def sample(mark: int, banned: frozenset[int] = frozenset()) -> int:
+    """The first that is not banned, from what the mark says on."""
+    tokens = ((mark % 9_973 + step) % VOCAB_SIZE for step in range(VOCAB_SIZE))
+    return next(token for token in tokens if token not in banned)
+
+
+def record_of(position: int, token: int, num_best: int) -> bytes:
+    return pack_logprobs([TokenLogprobs(-float(position), token, [(token, 0.0)] * num_best)])
+
+
+def expect_records(tokens: list[int], start: int, num_best: int | None) -> bytes:
+    """Those of `tokens`, the first at position `start`; none where none are wanted."""
+    if num_best is None:
+        return b""
+    return b"".join(record_of(position, token, num_best) for position, token in enumerate(tokens, start))
 
 
 def expect_tokens(spec: SequenceSpec, context_tokens: int) -> tuple[list[int], str]:
@@ -37,13 +52,26 @@ def expect_tokens(spec: SequenceSpec, context_tokens: int) -> tuple[list[int], s
         mark = fingerprint(mark, token)
     made: list[int] = []
     while True:
-        made.append(sample(mark))
+        num_generated = len(spec.tokens) - spec.num_prompt + len(made)
+        made.append(sample(mark, spec.stop_tokens if num_generated < spec.min_tokens else frozenset()))
         mark = fingerprint(mark, made[-1])
         if made[-1] in spec.stop_tokens:
             return made, "stop"
         length = len(spec.tokens) + len(made)
         if length - spec.num_prompt >= spec.max_tokens or length >= context_tokens:
             return made, "length"
+
+
+def _result(row: ScheduledSequence, mark: int) -> RowResult:
+    tokens, logprobs = [], b""
+    if row.sample is not None:
+        tokens = [sample(mark, row.banned)]
+        logprobs = expect_records(tokens, row.start + len(row.tokens), row.sample.logprobs)
+    scores = row.scores
+    prompt_logprobs = (
+        b"" if scores is None else expect_records(scores.targets, row.start + 1, scores.num_best)
+    )
+    return RowResult(row.key, tokens, logprobs, prompt_logprobs)
 
 
 @dataclass
@@ -83,11 +111,8 @@ class WitnessRunner:
             raise RuntimeError("told to fail")
         self.batches.append([(row.start, len(row.tokens)) for row in batch.rows])
         self._check_apart(batch.rows)
-        sampled = [
-            RowResult(row.key, [sample(mark)])
-            for row, mark in [(row, self._compute(row)) for row in batch.rows]
-            if row.sample is not None
-        ]
+        marks = [self._compute(row) for row in batch.rows]
+        sampled = [_result(row, mark) for row, mark in zip(batch.rows, marks, strict=True) if row.num_logits]
         if on_layers is not None:
             on_layers(0, 1)
             on_layers(1, 2)
@@ -117,9 +142,11 @@ class WitnessRunner:
 
     def _compute(self, row: ScheduledSequence) -> int:
         mark = 0
+        seen = set(row.tokens)
         for position in range(row.start):
             block, place = divmod(position, self.block_size)
             token, found = self._pool[row.blocks[block]][place]
+            seen.add(token)
             mark = fingerprint(mark, token)
             if mark != found:
                 self.corruptions.append(f"row {row.key} at {position}: {found}, not {mark}")
@@ -127,6 +154,8 @@ class WitnessRunner:
             mark = fingerprint(mark, token)
             block, place = divmod(position, self.block_size)
             self._pool[row.blocks[block]][place] = (token, mark)
+        if row.counts is not None and set(row.counts.tokens) != seen:
+            self.corruptions.append(f"row {row.key} counts other tokens than it has")
         return mark
 
     def _check_apart(self, rows: Iterable[ScheduledSequence]) -> None:
