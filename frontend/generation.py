@@ -16,11 +16,13 @@ from frontend.text.chat_messages import Chat
 from frontend.text.tokenize_pool import TokenizePool
 from frontend.text_choice import ChoiceFacts, Piece, TextChoice
 from frontend.traffic import Traffic
+from proto.constraints import Constraint
 from proto.errors import DeadlineExceeded, GoElsewhere, InvalidRequest, KvmeshError, PromptTooLong
 from proto.logprobs import check_scores
 from proto.names import new_id
 from proto.requests import MAX_SEED, GenerateRequest, Sampling, Stopping
 from proto.tokens import pack_tokens
+from services.grammars.trials import Trials
 from services.metrics import FrontendMetrics
 from services.tracing import Tracing
 
@@ -47,6 +49,7 @@ class Plan(msgspec.Struct, frozen=True):
     salt: str = ""
     priority: int = 0
     wanted_worker: str = ""
+    constraint: Constraint | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -113,6 +116,7 @@ class Generator:
         *,
         models: ModelDirectory,
         pool: TokenizePool,
+        trials: Trials,
         hub: StreamHub,
         request_limit_s: float,
         tokenize_limit_s: float,
@@ -126,6 +130,7 @@ class Generator:
         self._client = client
         self._models = models
         self._pool = pool
+        self._trials = trials
         self._hub = hub
         self._request_limit_s = request_limit_s
         self._tokenize_limit_s = tokenize_limit_s
@@ -202,6 +207,8 @@ class Generator:
         try:
             async with asyncio.timeout(self._request_limit_s):
                 model = await self._models.load(self._models.find(plan.model))
+                if plan.constraint is not None:
+                    await self._trials.check(plan.constraint)
                 prompts = [await self._tokenize(model, prompt) for prompt in plan.prompts]
         except TimeoutError as error:
             raise DeadlineExceeded(what="the request", limit_s=self._request_limit_s) from error
@@ -272,6 +279,7 @@ class Generator:
             salt=plan.salt,
             priority=plan.priority,
             wanted_worker=plan.wanted_worker,
+            constraint=plan.constraint,
         )
 
 

@@ -27,6 +27,7 @@ from proto.reports import BEATS, AnyBeat, Beat
 from services.admin import Health, open_admin
 from services.bus import Bus, open_bus
 from services.directory import Directory, open_directory
+from services.grammars.trials import open_trials
 from services.http_server import serve_http
 from services.jetstream import check_available
 from services.liveness import Liveness, watch_beats
@@ -110,6 +111,7 @@ class FrontendService:
             self._beating(),
             self._following_models(),
             open_tokenize_pool(settings.tokenize_threads, settings.tokenize_queue) as pool,
+            open_trials() as trials,
             open_stream_hub(
                 self._bus,
                 settings.mesh.ns,
@@ -124,6 +126,7 @@ class FrontendService:
                 self._frontend,
                 models=self._models,
                 pool=pool,
+                trials=trials,
                 hub=hub,
                 request_limit_s=settings.request_limit_s,
                 tokenize_limit_s=settings.tokenize_limit_s,

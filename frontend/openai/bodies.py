@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from frontend.openai.constraints import ConstraintFields
 from frontend.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldTable, check_fields
 from proto.errors import InvalidRequest
 from proto.logprobs import MAX_ALTERNATIVES
@@ -26,7 +27,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = False
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True):
+class _Body(ConstraintFields, frozen=True, kw_only=True):
     """What both endpoints take. Null is the same as absent."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -99,7 +100,6 @@ def _read(body: bytes, decoder: msgspec.json.Decoder[_T], table: FieldTable) -> 
 
 def _name_field(said: str) -> InvalidRequest:
     """msgspec says where: "Expected `int`, got `str` - at `$.max_tokens`"."""
-    missing = _MISSING.search(said)
-    place = _PLACE.search(said)
-    field = missing[1] if missing else place[1] if place else ""
+    found = [_PLACE.search(said), _MISSING.search(said)]
+    field = ".".join(part[1] for part in found if part is not None and part[1])
     return InvalidRequest(field=field or "body", reason=_PLACE.sub("", said))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from frontend.openai.constraints import CONSTRAINT_FIELDS
 from proto.errors import InvalidRequest
 
 Json = bool | int | float | str | list[object] | dict[str, object] | None
@@ -45,6 +46,7 @@ _SERVED = (
     "priority",
     "worker_id",
     "kvmesh",
+    *CONSTRAINT_FIELDS,
 )
 _INERT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 _REFUSED: dict[str, tuple[Json, ...]] = {
@@ -58,7 +60,6 @@ CHAT_FIELDS = FieldTable(
     inert=frozenset(_INERT),
     refused={
         **_REFUSED,
-        "response_format": ({"type": "text"},),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": (False, True),

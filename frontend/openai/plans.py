@@ -5,6 +5,7 @@ from typing import Any
 
 from frontend.generation import Plan, Prompt
 from frontend.openai.bodies import MAX_PROMPTS, ChatBody, CompletionBody
+from frontend.openai.constraints import read_constraint
 from frontend.text.chat_messages import Chat
 from proto.errors import InvalidRequest
 from proto.requests import Sampling
@@ -45,6 +46,9 @@ def _plan(
     num_best: int | None,
 ) -> Plan:
     _check_together(body, max_tokens)
+    constraint = read_constraint(body)
+    if constraint is not None and body.ignore_eos:
+        raise InvalidRequest(field="ignore_eos", reason=f"{constraint.field} says where the answer ends")
     return Plan(
         model=body.model,
         prompts=prompts,
@@ -59,6 +63,7 @@ def _plan(
         salt=body.cache_salt or "",
         priority=body.priority or 0,
         wanted_worker=body.worker_id or "",
+        constraint=constraint,
     )
 
 

@@ -17,6 +17,11 @@ from tests.frontend.scripted_mesh import Script
 QUIET = {"w0": Script(lambda _: [50, 51, 2])}
 USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
+
+def _schema_format(schema: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
 WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"n": 2}, "n"),
     ({"logprobs": 5}, "logprobs"),
@@ -27,7 +32,25 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
     ({"tools": [{"type": "function"}]}, "tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+        "response_format.json_schema.name",
+    ),
+    ({"response_format": _schema_format({"type": "objekt"})}, "response_format"),
+    ({"response_format": _schema_format([])}, "response_format.json_schema.schema"),
+    ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_regex": "("}, "guided_regex"),
+    ({"guided_regex": "a" * 70_000}, "guided_regex"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_grammar": "start: nobody"}, "guided_grammar"),
+    ({"structured_outputs": {"regex": "["}}, "structured_outputs"),
+    ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {"no_such_field": 1}}, "structured_outputs"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": -2.5}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
