@@ -8,13 +8,16 @@ from pathlib import Path
 
 import msgspec
 import torch
+from pytest import approx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proto.requests import MAX_SEED
-from tests.mesh.equality.asking import Answer, Text
+from tests.mesh.equality.asking import Answer, Heard, Text, Worth
 from tests.mesh.equality.rows import Asks, Row, StopAt, Tokens
-from workers.engine.sampler import uniform
+from tests.workers.engine.naive_sampler import Asked, naive_tokens
+from workers.engine.runner import SampleParams
 
+LOGPROB_ROUNDING = 1e-3
 ROUNDING = 1e-4
 """What another order of additions may change in a logit, and more."""
 NUM_SHAKES = 8
@@ -25,13 +28,14 @@ UNFINISHED = "\ufffd"
 class Course:
     """One choice: its tokens in full, and those of them that rounding cannot change.
 
-    `num_firm` is None while no token was a near-tie.
+    `num_firm` is None while no token was a near-tie. `worths` are those of the tokens that are shown.
     """
 
     tokens: list[int]
     text: str
     finish: str
     num_firm: int | None
+    worths: list[Worth]
 
 
 @dataclass(frozen=True)
@@ -43,22 +47,42 @@ class Expected:
     prompts: list[Tokens]
     answer: Answer
     firm_texts: list[str] | None
+    worths: list[list[Worth]]
+    prompt_worths: list[tuple[int, Worth]]
 
     @property
     def is_near_tie(self) -> bool:
         return self.firm_texts is not None
 
-    def check(self, found: Answer) -> None:
+    def check(self, heard: Heard) -> None:
         """
         Raises:
             AssertionError: another answer.
         """
-        if self.firm_texts is None:
-            assert found == self.answer, self.row.name
+        if self.firm_texts is not None:
+            assert heard.answer.num_prompt == self.answer.num_prompt, self.row.name
+            for choice, firm in zip(heard.answer.choices, self.firm_texts, strict=True):
+                assert choice.text.startswith(firm), f"{self.row.name}, before a near-tie"
             return
-        assert found.num_prompt == self.answer.num_prompt, self.row.name
-        for choice, firm in zip(found.choices, self.firm_texts, strict=True):
-            assert choice.text.startswith(firm), f"{self.row.name}, before a near-tie"
+        assert heard.answer == self.answer, self.row.name
+        for found, expected in zip(heard.worths, self.worths, strict=True):
+            assert_near(found, expected, self.row.name)
+        told = [
+            Worth(worth.name, place[token], sorted(place.values(), reverse=True))
+            for (token, worth), place in zip(self.prompt_worths, heard.prompt, strict=True)
+        ]
+        assert_near(told, [worth for _, worth in self.prompt_worths], self.row.name)
+
+
+def assert_near(found: list[Worth], expected: list[Worth], row: str) -> None:
+    """A completion names the token itself beside the likeliest: one more than was asked for."""
+    assert len(found) == len(expected), row
+    for one, other in zip(found, expected, strict=True):
+        assert not other.name.isascii() or one.name == other.name, row
+        assert one.logprob == approx(other.logprob, abs=LOGPROB_ROUNDING), row
+        count = len(other.best)
+        assert one.best[:count] == approx(other.best, abs=LOGPROB_ROUNDING), row
+        assert len(one.best) <= count + 1, row
 
 
 class Recompute:
@@ -84,7 +108,8 @@ class Recompute:
         )
         is_firm = all(course.num_firm is None for course in courses)
         firm_texts = None if is_firm else [self._firm_text(course) for course in courses]
-        return Expected(row, asks, prompts, answer, firm_texts)
+        worths = [course.worths for course in courses]
+        return Expected(row, asks, prompts, answer, firm_texts, worths, self._prompt_worths(prompts[0], asks))
 
     def first_token(self, prompt: Tokens) -> int:
         """What a greedy answer begins with."""
@@ -102,30 +127,62 @@ class Recompute:
 
     def _run(self, prompt: Tokens, asks: Asks) -> Course:
         tokens: list[int] = []
+        worths: list[Worth] = []
         num_firm = None
         room = self._context - len(prompt)
         limit = min(asks.max_tokens or room, room)
         ends = {*asks.stop_token_ids, *(() if asks.ignore_eos else self._eos)}
         while True:
             logits_V = self._logits([*prompt, *tokens])
-            position = len(prompt) + len(tokens)
-            token = draw(logits_V, asks, position)
-            if num_firm is None and is_near_tie(logits_V, asks, position, token):
+            banned = frozenset(ends) if len(tokens) < asks.min_tokens else frozenset()
+            place = Place(prompt, tuple(tokens), asks, banned)
+            token = place.draw(logits_V)
+            if num_firm is None and place.is_near_tie(logits_V, token):
                 num_firm = len(tokens)
             tokens.append(token)
             if token in ends:
-                return Course(tokens, self._text(tokens[:-1]), "stop", num_firm)
+                return Course(tokens, self._text(tokens[:-1]), "stop", num_firm, worths)
+            worths += self._worths(logits_V, token, asks.num_best)
             text = self._text(tokens)
-            cuts = [text.index(stop) for stop in asks.stop if stop in text]
+            first = len(self._text(tokens[: asks.min_tokens]))
+            cuts = [text.index(stop, first) for stop in asks.stop if stop in text[first:]]
             if cuts:
-                return Course(tokens, text[: min(cuts)], "stop", num_firm)
+                shown = self._num_shown(tokens, min(cuts))
+                return Course(tokens, text[: min(cuts)], "stop", num_firm, worths[:shown])
             if len(tokens) == limit:
-                return Course(tokens, text, "length", num_firm)
+                return Course(tokens, text, "length", num_firm, worths)
+
+    def _num_shown(self, tokens: list[int], num_chars: int) -> int:
+        """Tokens that begin before the text is cut."""
+        return sum(
+            len(self._text(tokens[:place]).rstrip(UNFINISHED)) < num_chars for place in range(len(tokens))
+        )
+
+    def _worths(self, logits_V: torch.Tensor, token: int, num_best: int | None) -> list[Worth]:
+        """What is told of `token`: nothing, or one."""
+        if num_best is None:
+            return []
+        logprobs_V = logits_V.double().log_softmax(-1)
+        best = logprobs_V.topk(num_best).values.tolist()
+        return [Worth(str(self._tokenizer.decode([token])), float(logprobs_V[token]), best)]
+
+    def _prompt_worths(self, prompt: Tokens, asks: Asks) -> list[tuple[int, Worth]]:
+        if asks.prompt_logprobs is None:
+            return []
+        logits_TV = self._all_logits(list(prompt))
+        return [
+            (token, worth)
+            for logits_V, token in zip(logits_TV, prompt[1:], strict=False)  # the last says what comes next
+            for worth in self._worths(logits_V, token, asks.prompt_logprobs)
+        ]
 
     def _logits(self, tokens: list[int]) -> torch.Tensor:
+        return self._all_logits(tokens)[-1]
+
+    def _all_logits(self, tokens: list[int]) -> torch.Tensor:
         with torch.inference_mode():
             logits_1TV: torch.Tensor = self._model(torch.tensor([tokens]), use_cache=False).logits
-        return logits_1TV[0, -1]
+        return logits_1TV[0]
 
     def _text(self, tokens: list[int]) -> str:
         decode = self._tokenizer.decode
@@ -166,28 +223,36 @@ class Recompute:
         raise AssertionError("no two tokens of this answer are plain text: choose another prompt")
 
 
-def draw(logits_V: torch.Tensor, asks: Asks, position: int) -> int:
-    """One token, as `workers/engine/sampler.py` says it, for one row and without care for speed."""
-    if not asks.temperature:
-        return int(logits_V.argmax())
-    weights = (logits_V.double() / asks.temperature).softmax(-1).tolist()
-    kept = sorted(range(len(weights)), key=lambda token: -weights[token])[: asks.top_k or None]
-    wanted = asks.top_p * sum(weights[token] for token in kept)
-    num_kept, held = 0, 0.0
-    while num_kept < len(kept) and held < wanted:
-        held += weights[kept[num_kept]]
-        num_kept += 1
-    assert asks.seed is not None
-    target = uniform(asks.seed & MAX_SEED, position) * held
-    for token in sorted(kept[:num_kept]):
-        target -= weights[token]
-        if target < 0:
-            return token
-    return max(kept[:num_kept])
+@dataclass(frozen=True)
+class Place:
+    """Where a token is to be drawn: all that is before it, and what was asked."""
 
+    prompt: Tokens
+    generated: Tokens
+    asks: Asks
+    banned: frozenset[int]
 
-def is_near_tie(logits_V: torch.Tensor, asks: Asks, position: int, token: int) -> bool:
-    """Whether logits that differ by no more than rounding could give another token than `token`."""
-    shaker = torch.Generator().manual_seed(position)
-    shakes = [ROUNDING * torch.randn(logits_V.shape, generator=shaker) for _ in range(NUM_SHAKES)]
-    return any(draw(logits_V + shake, asks, position) != token for shake in shakes)
+    def draw(self, logits_V: torch.Tensor) -> int:
+        """One token, for one row and without care for speed."""
+        asks = self.asks
+        params = SampleParams(
+            temperature=asks.temperature or 0.0,
+            top_k=asks.top_k,
+            top_p=asks.top_p,
+            seed=(asks.seed or 0) & MAX_SEED,
+            min_p=asks.min_p,
+            presence=asks.presence_penalty,
+            frequency=asks.frequency_penalty,
+            repetition=asks.repetition_penalty,
+            bias=asks.logit_bias,
+        )
+        asked = Asked(
+            logits_V.double().tolist(), params, list(self.prompt), list(self.generated), self.banned
+        )
+        return naive_tokens(asked)[0]
+
+    def is_near_tie(self, logits_V: torch.Tensor, token: int) -> bool:
+        """Whether logits that differ by no more than rounding could give another token than `token`."""
+        shaker = torch.Generator().manual_seed(len(self.prompt) + len(self.generated))
+        shakes = [ROUNDING * torch.randn(logits_V.shape, generator=shaker) for _ in range(NUM_SHAKES)]
+        return any(self.draw(logits_V + shake) != token for shake in shakes)

@@ -26,6 +26,20 @@ class Asks(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    logprobs: bool | int | None = None
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+
+    @property
+    def num_best(self) -> int | None:
+        """Alternatives that are told of each token; the two endpoints ask for them differently."""
+        return self.top_logprobs if self.logprobs is True else self.logprobs
 
 
 class StopAt(Enum):
@@ -68,6 +82,21 @@ ONE_TOKEN = Asks(max_tokens=1, temperature=0)
 SEEDED = Asks(max_tokens=NUM_TOKENS, temperature=0.8, seed=7)
 NARROWED = Asks(max_tokens=NUM_TOKENS, temperature=1.2, top_k=20, top_p=0.9, seed=2**40 + 5)
 NEGATIVE_SEED = Asks(max_tokens=NUM_TOKENS, temperature=1.0, seed=-5, ignore_eos=True)
+PENALISED = Asks(12, temperature=0, presence_penalty=1.5, frequency_penalty=0.5, repetition_penalty=1.3)
+ALL_AT_ONCE = Asks(
+    10,
+    temperature=0.9,
+    min_p=0.02,
+    top_p=0.95,
+    seed=9,
+    presence_penalty=-0.5,
+    frequency_penalty=0.7,
+    repetition_penalty=1.2,
+    logit_bias={50: 2.0, 60: -100.0},
+    min_tokens=4,
+    logprobs=True,
+    top_logprobs=2,
+)
 QUESTION = [{"role": "user", "content": "What is the capital of Italy?"}]
 TALK = [
     {"role": "system", "content": "You answer in one short sentence."},
@@ -76,7 +105,7 @@ TALK = [
     {"role": "user", "content": "And what did it look for, every morning?"},
 ]
 
-CROWD = Row("crowd", 20 * [some_tokens(5, 23)], Asks(136, temperature=0, ignore_eos=True))
+CROWD = Row("crowd", 22 * [some_tokens(5, 23)], Asks(136, temperature=0, ignore_eos=True))
 """Sequences that are let in with a block each, and then grow beyond the pool: they share no full block."""
 
 ROWS = [
@@ -108,4 +137,16 @@ ROWS = [
     Row("seeded, one token", [some_tokens(62, 19)], Asks(1, temperature=0.8, seed=7)),
     Row("negative seed", [some_tokens(63, 20)], NEGATIVE_SEED),
     Row("two prompts", [some_tokens(20, 21), some_tokens(45, 22)], GREEDY),
+    Row("penalised", [some_tokens(20, 25)], PENALISED),
+    Row("penalised, one token", [some_tokens(21, 26)], msgspec.structs.replace(PENALISED, max_tokens=1)),
+    Row("biased to one token, also at first", [some_tokens(18, 27)], Asks(3, 0, logit_bias={50: 100.0})),
+    Row("an end is first, but too early", [EOS_PROMPT], Asks(8, 0, min_tokens=3)),
+    Row("one token, no end", [EOS_PROMPT], Asks(1, 0, min_tokens=1)),
+    Row("stop string, but too early", [some_tokens(36, 15)], Asks(9, 0, min_tokens=2), StopAt.FIRST_STRING),
+    Row("min-p", [some_tokens(22, 28)], Asks(8, 1.2, min_p=0.1, seed=3)),
+    Row("log-probabilities", [some_tokens(19, 29)], Asks(8, 0, logprobs=3)),
+    Row("those of one token", [some_tokens(23, 31)], Asks(1, 0.8, seed=5, logprobs=0)),
+    Row("those before a stop", [some_tokens(37, 16)], Asks(16, 0, logprobs=1), StopAt.SPLIT_STRING),
+    Row("all at once, in a chat", [TALK], ALL_AT_ONCE, endpoint="chat/completions"),
+    Row("those of the prompt", [some_tokens(28, 32)], Asks(3, 0, prompt_logprobs=2)),
 ]

@@ -62,6 +62,11 @@ def num_primed(prompt: Tokens, warmth: Warmth) -> int:
             return (len(prompt) - 1) // BLOCK * BLOCK
 
 
+def can_be_sent(expected: Expected, delivery: Delivery) -> bool:
+    """What the prompt's tokens are worth is not told in a stream."""
+    return delivery is Delivery.WHOLE or expected.asks.prompt_logprobs is None
+
+
 class Stage:
     """Plays cells on a mesh."""
 
@@ -70,9 +75,11 @@ class Stage:
         (self._model,) = mesh.models()
 
     async def play(self, cell: Cell, table: list[Expected], crowd: Expected) -> list[Told]:
-        """Asks every row of `table`, where the pool shall be too small with `crowd` just before them."""
+        """Asks every row of `table` that can be asked so, where the pool shall be too small with `crowd` just
+        before them."""
         before = [crowd] if cell.load is Load.PREEMPTED else []
-        asked = [(expected, new_id()) for expected in (*before, *table)]
+        rows = [each for each in table if can_be_sent(each, cell.delivery)]
+        asked = [(expected, new_id()) for expected in (*before, *rows)]
         limits = httpx.Limits(max_connections=len(asked))
         async with httpx.AsyncClient(
             base_url=self._url, timeout=LIMIT_S, limits=limits, trust_env=False

@@ -97,7 +97,7 @@ def test_an_answer_handed_over_in_its_middle_is_that_of_a_full_recompute(
     for _ in range(NUM_ROUNDS):
         heard = asyncio.run(ask_and_drain(pair, table))
         for expected, each in zip(table, heard, strict=True):
-            expected.check(each.answer)
+            expected.check(each)
         num_moved += sum(facts.attempts > 1 for each in heard for facts in each.facts)
         if num_moved:
             break

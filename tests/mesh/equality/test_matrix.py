@@ -13,7 +13,7 @@ from tests.mesh.equality.stage import Counts, Stage, Told, count, num_primed
 from tests.mesh.running_mesh import RunningMesh, run_mesh
 from tests.tiny_model import EOS_TOKEN_IDS, write_eos, write_tiny
 
-NUM_BLOCKS = 288
+NUM_BLOCKS = 344
 MOST_NEAR_TIES = 1
 ENVIRON = {
     "KVMESH_WORKER_BLOCK_SIZE": str(BLOCK),
@@ -72,15 +72,17 @@ def test_every_kind_of_request_has_the_answer_of_a_full_recompute(
     before = count(mesh, has_prefill=has_prefill)
     told = asyncio.run(Stage(mesh).play(cell, table, crowd))
     for each in told:
-        each.expected.check(each.heard.answer)
+        each.expected.check(each.heard)
         check_cached(cell, each)
     check_prefills(cell, told, mesh)
     check_counts(cell, count(mesh, has_prefill=has_prefill) - before)
 
 
 def check_cached(cell: Cell, told: Told) -> None:
-    """Exactly what is warm is a hit, except where others were so many that it was evicted."""
-    primed = [num_primed(prompt, cell.warmth) for prompt in told.expected.prompts]
+    """Exactly what is warm is a hit, except where others were so many that it was evicted, and where the
+    logits of the prompt are wanted: all of it is computed."""
+    is_scored = told.expected.asks.prompt_logprobs is not None
+    primed = [0 if is_scored else num_primed(prompt, cell.warmth) for prompt in told.expected.prompts]
     if cell.load is Load.PREEMPTED:
         assert told.heard.num_cached <= sum(primed), told.expected.row.name
     else:
@@ -101,9 +103,12 @@ def check_counts(cell: Cell, counts: Counts) -> None:
 def check_prefills(cell: Cell, table: list[Told], mesh: RunningMesh) -> None:
     """Only what has a block to compute is prefilled elsewhere, and of those that are alone at least half.
 
-    Not all: after a job that failed, as by a machine that stood still, its taker is not asked for a while.
+    Nothing is whose prompt's logits are wanted. Not all else: after a job that failed, as by a machine that
+    stood still, its taker is not asked for a while.
     """
-    facts = [each for told in table for each in told.heard.facts]
+    scored = [told for told in table if told.expected.asks.prompt_logprobs is not None]
+    assert all(each.prefill == "local" for told in scored for each in told.heard.facts)
+    facts = [each for told in table if told not in scored for each in told.heard.facts]
     longs = [each for each in facts if each.prompt_tokens - 1 - each.cached_tokens >= BLOCK]
     remote = [each for each in facts if each.prefill == "remote"]
     assert all(each.attempts == 1 for each in facts)
