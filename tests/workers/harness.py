@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proto import keys, subjects
 from proto.codec import encode
+from proto.constraints import Constraint
 from proto.control import (
     CONTROL_REPLIES,
     Acknowledge,
@@ -267,9 +268,13 @@ class Client:
         epoch: int = 1,
         sampling: Sampling | None = None,
         source: KvSource | None = None,
+        constraint: Constraint | None = None,
+        ignore_eos: bool | None = None,
     ) -> tuple[GenerateReply, Stream]:
-        """What the worker says to a request, and the stream of what it sends."""
+        """What the worker says to a request, and the stream of what it sends. Without a constraint an answer
+        ends only where it is cut, if nothing else is said."""
         before = generated or []
+        is_endless = constraint is None if ignore_eos is None else ignore_eos
         asked = GenerateRequest(
             request=request or new_id(),
             attempt=attempt,
@@ -277,11 +282,12 @@ class Client:
             client=self.name,
             prompt=pack_tokens(prompt),
             sampling=sampling or Sampling(temperature=0.0),
-            stopping=Stopping(max_tokens, ignore_eos=True),
+            stopping=Stopping(max_tokens, ignore_eos=is_endless),
             deadline_s=deadline_s,
             offset=len(before),
             generated=pack_tokens(before),
             source=source,
+            constraint=constraint,
         )
         stream = self.expect(worker, asked.request, attempt, len(before))
         self._number += 1
