@@ -1,0 +1,70 @@
+"""The least that a step can cost on this machine: its matrix products and its attention products, alone.
+
+Nothing is looked up, normed, turned, stored, gathered or drawn; inputs lie where a product wants them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from workers.model.config import read_config
+from workers.model.projection import FullProjection
+from workers.model.weights import load_weights
+
+
+class Floor:
+    """The products of the model in `folder`, at float32."""
+
+    def __init__(self, folder: Path) -> None:
+        self._config = read_config(folder)
+        weights = load_weights(folder, self._config, torch.device("cpu"), torch.float32)
+        self._layers = [
+            [_matrix(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+            for layer in weights.layers
+        ]
+        self._head_VM = _matrix(weights.head)
+
+    def decode(self, batch: int, context: int) -> Callable[[], None]:
+        """A step of one token for each of `batch` sequences that are `context` long with it."""
+        config = self._config
+        heads = config.num_heads // config.num_kv_heads
+        q_BGRD = torch.randn(batch, config.num_kv_heads, heads, config.head_dim)
+        kv_2BGSD = torch.randn(2, batch, config.num_kv_heads, context, config.head_dim)
+
+        def attend() -> None:
+            scaled_dot_product_attention(q_BGRD, kv_2BGSD[0], kv_2BGSD[1])
+
+        return self._step(batch, batch, attend)
+
+    def prefill(self, length: int) -> Callable[[], None]:
+        """A step that computes a whole prompt, and the logits of its last token."""
+        config = self._config
+        q_1HSD = torch.randn(1, config.num_heads, length, config.head_dim)
+        kv_21GSD = torch.randn(2, 1, config.num_kv_heads, length, config.head_dim)
+
+        def attend() -> None:
+            scaled_dot_product_attention(q_1HSD, kv_21GSD[0], kv_21GSD[1], is_causal=True, enable_gqa=True)
+
+        return self._step(length, 1, attend)
+
+    def _step(self, num_tokens: int, num_logits: int, attend: Callable[[], None]) -> Callable[[], None]:
+        """Every product of a layer has an input of its own: none is warm from the one before."""
+        inputs = [torch.randn(num_tokens, weight_OI.shape[1]) for weight_OI in self._layers[0]]
+        last_BM = torch.randn(num_logits, self._head_VM.shape[1])
+
+        @torch.inference_mode()
+        def run() -> None:
+            for layer in self._layers:
+                for x_TI, weight_OI in zip(inputs, layer, strict=True):
+                    linear(x_TI, weight_OI)
+                attend()
+            linear(last_BM, self._head_VM)
+
+        return run
+
+
+def _matrix(projection: object) -> torch.Tensor:
+    assert isinstance(projection, FullProjection)
+    return projection.weight_OI
