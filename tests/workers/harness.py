@@ -30,6 +30,7 @@ from proto.control import (
     Resent,
 )
 from proto.errors import Disconnected
+from proto.logprobs import split_records
 from proto.names import new_id
 from proto.reports import BEATS, Beat, LoadReport
 from proto.requests import (
@@ -44,7 +45,16 @@ from proto.requests import (
     Stopping,
 )
 from proto.roles import Role
-from proto.streams import STREAM_MESSAGES, End, Frame, LiveOffset, LiveOffsets, PleaseMove, StepFrames
+from proto.streams import (
+    STREAM_MESSAGES,
+    End,
+    Frame,
+    LiveOffset,
+    LiveOffsets,
+    PleaseMove,
+    Prefilled,
+    StepFrames,
+)
 from proto.tokens import pack_tokens, unpack_tokens
 from services.admin import AdminSettings
 from services.bus import Bus, BusSettings, Delivery, Subscription, open_bus
@@ -203,7 +213,8 @@ def random_prompt(num_tokens: int, seed: int) -> list[int]:
 
 @dataclass
 class Stream:
-    """One attempt, as its frames have come. After a gap nothing more is taken.
+    """One attempt, as its frames have come. After a gap nothing more is taken. `records` has one for each
+    token, empty where none were asked for.
 
     Units: `at_s` seconds on the monotonic clock, when each of the tokens came; `taken_over_at` how many were
     there when its worker had taken it over.
@@ -214,6 +225,8 @@ class Stream:
     attempt: int
     offset: int
     tokens: list[int] = field(default_factory=list)
+    records: list[bytes] = field(default_factory=list)
+    prefilled: Prefilled | None = None
     at_s: list[float] = field(default_factory=list)
     num_frames: int = 0
     taken_over_at: int | None = None
@@ -227,7 +240,10 @@ class Stream:
         elif frame.offset != self.offset + len(self.tokens):
             self.fault = "a frame is lost or came twice"
         else:
-            self.tokens += unpack_tokens(frame.tokens)
+            tokens = unpack_tokens(frame.tokens)
+            self.tokens += tokens
+            self.records += split_records(frame.logprobs, len(tokens))
+            self.prefilled = self.prefilled or frame.prefilled
             self.at_s += [time.monotonic()] * (len(self.tokens) - len(self.at_s))
             if frame.has_taken_over:
                 self.taken_over_at = len(self.tokens)

@@ -1,6 +1,7 @@
 """Running sequences go from one decode worker to another with their KV, and nobody can tell by the tokens."""
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +10,18 @@ from typing import Any
 import pytest
 
 from proto.hand_over import HandBack, PinSequence, SequencePinned, TakenOver, TakeOver
+from proto.logprobs import split_records
 from proto.names import new_id
 from proto.requests import KvSource, Refused, Sampling
 from proto.roles import Role, WorkerState
+from proto.streams import Prefilled
 from proto.tokens import count_tokens
 from services.servers import Server
 from tests.workers.harness import Client, Fleet, Stream, Worker, open_client, random_prompt, until
+from tests.workers.near_records import assert_near
 from workers.engine.simulated_model import SimulatedModel
 
-DRAWN = Sampling(temperature=0.9, top_p=0.95, seed=11)
+DRAWN = Sampling(0.9, top_p=0.95, seed=11, repetition_penalty=1.1, frequency_penalty=0.2, logprobs=2)
 STEP_S = 0.01
 WAIT_S = 1.0
 PATIENT_S = 30.0
@@ -119,6 +123,7 @@ def test_a_running_sequence_moves_with_its_kv_and_its_tokens_are_those_of_one_wo
         )
         moved = await torch_pair.move(client, stream, prompt, **fields)
         assert await relieve(client, stream, moved) == alone.tokens
+        assert_near(moved.records, alone.records[moved.offset :])
         assert taker.metric("kvmesh_kv_bytes_pulled_total") > pulled
         assert taker.metric("kvmesh_computed_tokens") - computed < 300, "the prompt was computed again"
         await client.wait_rest("local", taker.name)
@@ -137,6 +142,59 @@ def test_a_sequence_in_mid_prefill_moves_with_what_is_computed(pair: Pair) -> No
         tokens = await relieve_first(client, stream, moved)
         assert pair.taker.metric("kvmesh_computed_tokens") - before < 600 + 30 - 100
         assert tokens == (await client.generate("taker", prompt, max_tokens=30)).tokens
+        await client.wait_rest("source", "taker")
+
+    run_client(pair.fleet, body)
+
+
+SCORED = Sampling(temperature=0.0, logprobs=1, prompt_logprobs=1)
+
+
+def told(stream: Stream) -> tuple[list[int], list[bytes], Prefilled | None]:
+    return stream.tokens, stream.records, stream.prefilled
+
+
+def test_a_prompt_whose_tokens_are_to_be_told_of_moves_in_its_middle_and_they_are(pair: Pair) -> None:
+    """Its KV is not enough: the taker computes all of it, to have the logits."""
+
+    async def body(client: Client) -> None:
+        prompt, fields = random_prompt(400, 68), {"max_tokens": 20, "sampling": SCORED}
+        stream = await client.begin("source", prompt, **fields)
+        await client.wait_report("source", lambda report: 0 < report.waiting_tokens < 350)
+        moved = await pair.move(client, stream, prompt, **fields)
+        await relieve_first(client, stream, moved)
+        alone = await client.generate("taker", prompt, **fields)
+        assert (moved.tokens, moved.records, moved.prefilled) == (
+            alone.tokens,
+            alone.records,
+            alone.prefilled,
+        )
+        assert alone.prefilled is not None
+        assert len(split_records(alone.prefilled.prompt_logprobs, 399)) == 399
+        await client.wait_rest("source", "taker")
+
+    run_client(pair.fleet, body)
+
+
+def test_what_a_source_has_told_comes_along_for_a_reader_that_lacks_it(pair: Pair) -> None:
+    """Its frames were lost: its successor begins at the beginning, and takes over more than it has."""
+
+    async def body(client: Client) -> None:
+        prompt, fields = random_prompt(60, 69), {"max_tokens": 80, "sampling": SCORED}
+        stream = await client.begin("source", prompt, **fields)
+        await wait_tokens(client, stream, 5)
+        lost = dataclasses.replace(stream, tokens=[])
+        moved = await pair.move(client, lost, prompt, **fields)
+        await client.wait(lambda: bool(moved.taken_over_at), PATIENT_S)
+        assert moved.offset == 0
+        await client.cancel(stream)
+        await client.finish(moved, PATIENT_S)
+        alone = await client.generate("taker", prompt, **fields)
+        assert (moved.tokens, moved.records, moved.prefilled) == (
+            alone.tokens,
+            alone.records,
+            alone.prefilled,
+        )
         await client.wait_rest("source", "taker")
 
     run_client(pair.fleet, body)

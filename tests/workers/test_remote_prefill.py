@@ -10,6 +10,7 @@ from proto.errors import error_class
 from proto.requests import Refused, Sampling
 from tests.workers.conftest import BLOCK_SIZE, CONTEXT_TOKENS, REMOTE_MIN_TOKENS
 from tests.workers.harness import Client, Fleet, open_client, random_prompt
+from tests.workers.near_records import assert_near
 
 BLOCK_BYTES = 4 * 2 * 4 * BLOCK_SIZE * 8 * 4
 """Of the tiny model: layers, K and V, heads, tokens, numbers a head, bytes a number."""
@@ -157,12 +158,23 @@ def test_a_request_goes_on_from_the_tokens_of_an_attempt_elsewhere(computing: Fl
 def test_seeded_samples_do_not_depend_on_the_place_of_prefill(computing: Fleet) -> None:
     async def body(client: Client) -> None:
         prompt = random_prompt(200, seed=15)
-        sampling = Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=12345)
-        tokens = [
-            (await client.generate(worker, prompt, sampling=sampling)).tokens
+        sampling = Sampling(
+            1.0,
+            top_p=0.9,
+            top_k=50,
+            seed=12345,
+            presence_penalty=0.5,
+            repetition_penalty=1.3,
+            logit_bias={prompt[-1]: 4.0},
+            logprobs=3,
+        )
+        here, direct, queued = [
+            await client.generate(worker, prompt, sampling=sampling)
             for worker in ("local", "direct", "queued")
         ]
-        assert tokens[0] == tokens[1] == tokens[2]
+        assert here.tokens == direct.tokens == queued.tokens
+        for there in (direct, queued):
+            assert_near(there.records, here.records)
 
     run_client(computing, body)
 
@@ -176,6 +188,14 @@ def test_what_nobody_can_serve_is_refused_and_hurts_nobody(computing: Fleet) -> 
             {"sampling": Sampling(top_p=0.0)},
             {"sampling": Sampling(top_k=-1)},
             {"sampling": Sampling(seed=-1)},
+            {"sampling": Sampling(min_p=1.5)},
+            {"sampling": Sampling(presence_penalty=float("nan"))},
+            {"sampling": Sampling(frequency_penalty=1e9)},
+            {"sampling": Sampling(repetition_penalty=0.0)},
+            {"sampling": Sampling(logit_bias={512: 1.0})},
+            {"sampling": Sampling(logit_bias={5: float("inf")})},
+            {"sampling": Sampling(logprobs=21)},
+            {"sampling": Sampling(prompt_logprobs=-1)},
             {"max_tokens": 0},
             {"deadline_s": 0.0},
             {"deadline_s": float("nan")},

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from proto.codec import encode
 from proto.control import Acknowledge, Resend
-from proto.requests import Refused
-from proto.streams import End
-from proto.tokens import pack_tokens, unpack_tokens
+from proto.logprobs import record_bytes, split_records
+from proto.requests import Refused, Sampling
+from proto.streams import End, Prefilled
+from proto.tokens import count_tokens, pack_tokens, unpack_tokens
 from services.bus import BusSettings, open_bus
 from services.servers import Server
 from tests.workers.harness import Client, Fleet, open_client, random_prompt
@@ -45,6 +47,45 @@ def test_tokens_can_be_had_again_from_any_offset_until_the_end_is_acknowledged(s
         assert isinstance(await client.control("decode", asked), Refused)
 
     run_client(simulated, body)
+
+
+TOLD = Sampling(temperature=0.0, logprobs=20)
+RECORD_BYTES = record_bytes(20)
+
+
+def test_records_can_be_had_again_with_their_tokens(simulated: Fleet) -> None:
+    async def body(client: Client) -> None:
+        stream = await client.begin("decode", random_prompt(8, 26), max_tokens=20, sampling=TOLD)
+        await client.wait(lambda: stream.end is not None)
+        assert {len(record) for record in stream.records} == {RECORD_BYTES}
+        for offset in (0, 7, 20):
+            frame = await client.resend(stream, offset)
+            assert split_records(frame.logprobs, 20 - offset) == stream.records[offset:]
+        await client.acknowledge(stream)
+
+    run_client(simulated, body)
+
+
+def test_what_is_too_long_for_a_message_is_had_again_in_pieces(simulated: Fleet) -> None:
+    """The last of them has the end, the first says how the prompt was prefilled."""
+
+    async def body() -> None:
+        async with open_bus(BusSettings(url=simulated.nats.url), "outbox") as bus:
+            outbox = Outbox(bus, simulated.ns, "w", "one", keep_s=60.0)
+            stream = outbox.open("r", 0, "c", 0)
+            tokens = list(range(4000))
+            records = b"".join(token.to_bytes(4, "little") * (RECORD_BYTES // 4) for token in tokens)
+            outbox.add(stream, pack_tokens(tokens), End("length"), Prefilled(3), records)
+            frames = [outbox.resend("r", 0, 0)]
+            while frames[-1].end is None:
+                frames.append(outbox.resend("r", 0, frames[-1].offset + count_tokens(frames[-1].tokens)))
+            assert len(frames) > 2
+            assert max(len(encode(frame)) for frame in frames) < 2**18 + 100
+            assert unpack_tokens(b"".join(frame.tokens for frame in frames)) == tokens
+            assert b"".join(frame.logprobs for frame in frames) == records
+            assert [frame.prefilled is not None for frame in frames] == [True, *[False] * (len(frames) - 1)]
+
+    asyncio.run(body())
 
 
 def test_an_attempt_that_begins_at_an_offset_has_nothing_before_it(simulated: Fleet) -> None:

@@ -14,6 +14,7 @@ from proto.requests import GenerateRequest, Sampling, Stopping
 from proto.tokens import pack_tokens
 from tests.tiny_model import write_tiny_llama
 from tests.workers.engine.engine_desk import Record
+from tests.workers.near_records import assert_near
 from workers.engine.engine import Engine
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.runner import Runner
@@ -60,6 +61,9 @@ class Serving:
             max_sequences=8,
         )
         self.engine = Engine(runner, rules, self.record)
+
+    def records(self, name: str) -> list[bytes]:
+        return split_records(self.record.logprobs[name], len(self.record.tokens[name]))
 
     def finish(self, *specs: SequenceSpec) -> None:
         for spec in specs:
@@ -110,28 +114,14 @@ def test_an_attempt_goes_on_with_the_tokens_and_records_of_one_that_was_not_dist
 ) -> None:
     alone = Serving(runner)
     alone.finish(spec_of("r", sampling, STOPPING, []))
-    tokens, records = alone.record.tokens["r/0"], alone.record.logprobs["r/0"]
+    tokens = alone.record.tokens["r/0"]
     assert len(tokens) == 14
     assert not set(tokens[:13]) & set(range(300, 500)), "an end came too early"
     for offset in (1, 5, 13):
         later = Serving(runner)
         later.finish(spec_of("r", sampling, STOPPING, tokens[:offset]))
         assert later.record.tokens["r/0"] == tokens[offset:]
-        size = len(records) // len(tokens)
-        assert_near(later.record.logprobs["r/0"], records[offset * size :], len(tokens) - offset)
-
-
-def assert_near(found: bytes, expected: bytes, num_tokens: int) -> None:
-    pairs = zip(split_records(found, num_tokens), split_records(expected, num_tokens), strict=True)
-    for one, other in pairs:
-        assert len(one) == len(other)
-        if one:
-            left, right = unpack_logprobs(one), unpack_logprobs(other)
-            assert left.logprob == pytest.approx(right.logprob, abs=1e-4)
-            assert left.rank == right.rank
-            assert [best for _, best in left.best] == pytest.approx(
-                [best for _, best in right.best], abs=1e-4
-            )
+        assert_near(later.records("r/0"), alone.records("r/0")[offset:])
 
 
 def test_all_kinds_at_once_in_a_pool_too_small_draw_as_each_alone(runner: TorchRunner) -> None:
@@ -145,7 +135,7 @@ def test_all_kinds_at_once_in_a_pool_too_small_draw_as_each_alone(runner: TorchR
         alone.finish(spec)
         name = spec.sequence
         assert together.record.tokens[name] == alone.record.tokens[name], name
-        assert_near(together.record.logprobs[name], alone.record.logprobs[name], 48)
+        assert_near(together.records(name), alone.records(name))
 
 
 @pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1, 70])
