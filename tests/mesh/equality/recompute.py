@@ -3,6 +3,7 @@
 Sampling, stops and limits are said here a second time, as plainly as possible.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from pytest import approx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proto.requests import MAX_SEED
+from services.grammars.vocabulary import Masks, Vocabulary
 from tests.mesh.equality.asking import Answer, Heard, Text, Worth
 from tests.mesh.equality.rows import Asks, Row, StopAt, Tokens
+from tests.services.grammars.walks import tokens_in
 from tests.workers.engine.naive_sampler import Asked, naive_tokens
 from workers.engine.runner import SampleParams
 
@@ -93,6 +96,8 @@ class Recompute:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._eos = self._model.generation_config.eos_token_id
         self._context = context
+        self._vocabulary = Vocabulary(folder / "tokenizer.json", self._model.config.vocab_size, self._eos)
+        self._masks = Masks(num_threads=1)
 
     def expect(self, row: Row) -> Expected:
         prompts = [self._encode(prompt) for prompt in row.prompts]
@@ -135,7 +140,7 @@ class Recompute:
         while True:
             logits_V = self._logits([*prompt, *tokens])
             banned = frozenset(ends) if len(tokens) < asks.min_tokens else frozenset()
-            place = Place(prompt, tuple(tokens), asks, banned)
+            place = Place(prompt, tuple(tokens), asks, banned, self._allowed(asks, tokens, ends))
             token = place.draw(logits_V)
             if num_firm is None and place.is_near_tie(logits_V, token):
                 num_firm = len(tokens)
@@ -151,6 +156,16 @@ class Recompute:
                 return Course(tokens, text[: min(cuts)], "stop", num_firm, worths[:shown])
             if len(tokens) == limit:
                 return Course(tokens, text, "length", num_firm, worths)
+
+    def _allowed(self, asks: Asks, tokens: list[int], ends: Set[int]) -> frozenset[int] | None:
+        """What a grammar allows next, followed anew from its beginning; None without one."""
+        constraint = asks.constraint
+        if constraint is None:
+            return None
+        matcher = self._vocabulary.compile(constraint)
+        matcher.advance(tokens)
+        (mask,) = self._masks.fill([matcher])
+        return frozenset(tokens_in(mask)).union(ends if matcher.is_accepting else ())
 
     def _num_shown(self, tokens: list[int], num_chars: int) -> int:
         """Tokens that begin before the text is cut."""
@@ -231,6 +246,7 @@ class Place:
     generated: Tokens
     asks: Asks
     banned: frozenset[int]
+    allowed: frozenset[int] | None
 
     def draw(self, logits_V: torch.Tensor) -> int:
         """One token, for one row and without care for speed."""
@@ -247,7 +263,12 @@ class Place:
             bias=asks.logit_bias,
         )
         asked = Asked(
-            logits_V.double().tolist(), params, list(self.prompt), list(self.generated), self.banned
+            logits_V.double().tolist(),
+            params,
+            list(self.prompt),
+            list(self.generated),
+            self.banned,
+            self.allowed,
         )
         return naive_tokens(asked)[0]
 

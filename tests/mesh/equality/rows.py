@@ -1,10 +1,13 @@
 """What is asked: one row for each kind of request."""
 
+import json
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
 import msgspec
+
+from proto.constraints import Constraint
 
 BLOCK = 8
 CONTEXT = 256
@@ -35,6 +38,18 @@ class Asks(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: bool | int | None = None
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
+    response_format: dict[str, object] | None = None
+    guided_json: dict[str, object] | None = None
+    guided_choice: list[str] | None = None
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the answer must be, as a worker hears it."""
+        if self.guided_json is not None:
+            return Constraint("json_schema", json.dumps(self.guided_json))
+        if self.response_format is not None:
+            return Constraint("json_schema", json.dumps(SCHEMA))
+        return None if self.guided_choice is None else Constraint("choice", json.dumps(self.guided_choice))
 
     @property
     def num_best(self) -> int | None:
@@ -97,6 +112,25 @@ ALL_AT_ONCE = Asks(
     logprobs=True,
     top_logprobs=2,
 )
+SCHEMA: dict[str, object] = {
+    "type": "object",
+    "properties": {
+        "size": {"type": "integer", "minimum": 0, "maximum": 999},
+        "kind": {"enum": ["old", "new"]},
+    },
+    "required": ["size", "kind"],
+    "additionalProperties": False,
+}
+OF_SCHEMA: dict[str, object] = {
+    "type": "json_schema",
+    "json_schema": {"name": "place", "schema": SCHEMA, "strict": True},
+}
+NO_SPACES = dict.fromkeys((200, 201, 204, 223), -100.0)
+"""Against the tokens of white space, of which a model of no sense has much to say."""
+GREEDY_OF_SCHEMA = Asks(40, 0, logit_bias=NO_SPACES, response_format=OF_SCHEMA, logprobs=1)
+DRAWN_OF_SCHEMA = Asks(
+    40, 0.9, seed=12, frequency_penalty=0.3, logit_bias=NO_SPACES, response_format=OF_SCHEMA
+)
 QUESTION = [{"role": "user", "content": "What is the capital of Italy?"}]
 TALK = [
     {"role": "system", "content": "You answer in one short sentence."},
@@ -149,4 +183,8 @@ ROWS = [
     Row("those before a stop", [some_tokens(37, 16)], Asks(16, 0, logprobs=1), StopAt.SPLIT_STRING),
     Row("all at once, in a chat", [TALK], ALL_AT_ONCE, endpoint="chat/completions"),
     Row("those of the prompt", [some_tokens(28, 32)], Asks(3, 0, prompt_logprobs=2)),
+    Row("of a schema", [some_tokens(29, 33)], GREEDY_OF_SCHEMA),
+    Row("of a schema, cut", [some_tokens(31, 34)], Asks(5, 0, response_format=OF_SCHEMA)),
+    Row("of a schema, drawn in a chat", [TALK], DRAWN_OF_SCHEMA, endpoint="chat/completions"),
+    Row("one of three", [some_tokens(32, 35)], Asks(8, 1.0, seed=4, guided_choice=["red", "green", "rot"])),
 ]

@@ -28,9 +28,11 @@ NUM_TOKENS = 150
 NUM_ROUNDS = 5
 """An answer may be over before its worker hears that it shall let go: then they are asked anew."""
 LIMIT_S = 60.0
+LONG: dict[str, object] = {"type": "array", "items": {"type": "boolean"}, "minItems": 40}
 ROWS = [
     Row("greedy", [some_tokens(45, 40)], Asks(NUM_TOKENS, temperature=0, ignore_eos=True)),
     Row("seeded", [some_tokens(30, 42)], Asks(NUM_TOKENS, temperature=0.8, seed=7, ignore_eos=True)),
+    Row("of a schema", [some_tokens(31, 43)], Asks(NUM_TOKENS, temperature=0.8, seed=8, guided_json=LONG)),
 ]
 
 
@@ -64,7 +66,7 @@ async def wait_busy(bus: Bus, ns: str) -> str:
 async def ask_and_drain(pair: RunningMesh, table: list[Expected]) -> list[Heard]:
     """All rows at once; who has some of them is drained, and takes work again afterwards."""
     (model,) = pair.models()
-    deliveries = [Delivery.STREAMED, Delivery.WHOLE]
+    deliveries = [Delivery.STREAMED, Delivery.WHOLE, Delivery.STREAMED]
 
     async def ask_one(http: httpx.AsyncClient, expected: Expected, delivery: Delivery) -> Heard:
         body = {**expected.row.body(expected.asks), "model": model, "cache_salt": new_id()}
