@@ -14,6 +14,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from workers.model.batch import ForwardBatch
 from workers.model.reach import DecodeGroup, Span, plan_reach
 
+_GATHERED_BYTES = 3 * 2**19
+"""What one gather copies of a layer's KV on a CPU: so much stays in a core's second cache until it is read.
+
+A batch of 32 contexts of 512 gathered at once is written to memory and read back, which takes as long again
+as the reading of the pool itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
@@ -61,6 +67,9 @@ class PagedAttention:
         self._dtype = pool_NLKGPD.dtype
         runs_T2G = self._run_rows(batch.blocks_T)
         self._written_rows = (runs_T2G * self._block_size + batch.places_T[:, None, None]).flatten()
+        is_cached = pool_NLKGPD.device.type == "cpu"
+        token_bytes = 2 * self._num_kv_heads * self._head_dim * pool_NLKGPD.itemsize
+        self._most_gathered = _GATHERED_BYTES // token_bytes if is_cached else None
         plans = {window: self._plan(batch, window) for window in set(windows)}
         self._plans = [plans[window] for window in windows]
 
@@ -113,7 +122,7 @@ class PagedAttention:
         return answer[0].transpose(0, 1)
 
     def _plan(self, batch: ForwardBatch, window: int | None) -> _Plan:
-        reach = plan_reach(batch, window)
+        reach = plan_reach(batch, window, self._most_gathered)
         return _Plan(
             decodes=[self._plan_decodes(group) for group in reach.decodes],
             prompts=[self._plan_prompt(span) for span in reach.spans],

@@ -72,11 +72,14 @@ class _Visible(msgspec.Struct, frozen=True):
     context: int
 
 
-def plan_reach(batch: ForwardBatch, window: int | None) -> Reach:
-    """What the tokens of `batch` see through `window`, or without one."""
+def plan_reach(batch: ForwardBatch, window: int | None, most_gathered: int | None) -> Reach:
+    """What the tokens of `batch` see through `window`, or without one.
+
+    No group of more than one sequence has more than `most_gathered` tokens in its tables, if that is given.
+    """
     visible = [_visible(chunk, window, batch.block_size) for chunk in batch.chunks]
     num_decodes = sum(len(chunk.tokens) == 1 for chunk in batch.chunks)
-    groups = _group(visible[:num_decodes])
+    groups = _group(visible[:num_decodes], most_gathered)
     firsts = accumulate((len(group) for group in groups), initial=0)
     return Reach(
         decodes=[
@@ -95,12 +98,13 @@ def _visible(chunk: Chunk, window: int | None, block_size: int) -> _Visible:
     return _Visible(blocks, first_place - begin, chunk.end - begin)
 
 
-def _group(decodes: list[_Visible]) -> list[list[_Visible]]:
+def _group(decodes: list[_Visible], most_gathered: int | None) -> list[list[_Visible]]:
     """Each from one context length on to `GROUP_SPREAD` times that: so few groups, and so little padding."""
     groups: list[list[_Visible]] = []
     most_tokens = 0
     for seen in decodes:
-        if seen.context > most_tokens:
+        is_long = seen.context > most_tokens
+        if is_long or (most_gathered is not None and (len(groups[-1]) + 1) * seen.context > most_gathered):
             groups.append([])
             most_tokens = GROUP_SPREAD * max(seen.context - 1, SHORT_CONTEXT)
         groups[-1].append(seen)

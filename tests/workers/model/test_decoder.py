@@ -105,8 +105,11 @@ def test_short_and_long_sequences_decode_together_as_alone_and_in_any_order(llam
         prompt, blocks = random_tokens(length, seed=length), [*islice(free_blocks, -(-length // BLOCK_SIZE))]
         llama.logits([Chunk(prompt[:-1], 0, blocks, 0)], pool)
         last.append(Chunk(prompt[-1:], length - 1, blocks, 1))
-    decodes = plan_reach(build_batch(last, BLOCK_SIZE, CPU), None).decodes
+    batch = build_batch(last, BLOCK_SIZE, CPU)
+    decodes = plan_reach(batch, None, None).decodes
     assert [group.context_B.tolist() for group in decodes] == [[4, 20, 31, 300, 310], [900, 1000]]
+    bounded = plan_reach(batch, None, 930).decodes
+    assert [group.context_B.tolist() for group in bounded] == [[4, 20, 31], [300, 310], [900], [1000]]
     together_BV = llama.logits(last, pool)
     alone_BV = torch.cat([llama.logits([chunk], pool) for chunk in last])
     assert_near(together_BV, alone_BV)
