@@ -6,12 +6,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from proto.names import new_id
 from services.servers import Server, start_etcd, start_nats
 
 # before torch is imported: its threads spin for one another, and on a busy machine that takes minutes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# a pause of the machine is no finding
+settings.register_profile("kvmesh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvmesh")
 
 
 @pytest.fixture(scope="session")
