@@ -14,11 +14,12 @@ from proto.cards import KvClass, ModelCard, TextFiles, WorkerCard
 from proto.codec import decode, encode
 from proto.control import CONTROL_REQUESTS, Acknowledge, Cancel, Done, Resend, Resent
 from proto.errors import Disconnected, Fault, InvalidRequest, KvmeshError, to_fault
+from proto.logprobs import TokenLogprobs, pack_logprobs
 from proto.reports import LoadReport
 from proto.requests import Decision, GenerateRequest, Queued, Refused, Routed
 from proto.roles import Role, WorkerState
-from proto.streams import End, Frame, LiveOffset, LiveOffsets, StepFrames
-from proto.tokens import count_tokens, pack_tokens
+from proto.streams import End, Frame, LiveOffset, LiveOffsets, Prefilled, StepFrames
+from proto.tokens import count_tokens, pack_tokens, unpack_tokens
 from services.bus import Bus, BusSettings, Delivery, open_bus
 from services.directory import Directory, DirectorySettings, open_directory
 from services.liveness import BeatSettings, send_beats
@@ -34,7 +35,8 @@ Answer = Callable[[GenerateRequest], list[int]]
 
 @dataclass
 class Script:
-    """How a worker behaves. `step_s` 0: as fast as it can. `stop_at`: says no more after so many tokens."""
+    """How a worker behaves. `step_s` 0: as fast as it can. `stop_at`: says no more after so many tokens.
+    `tells`: log-probabilities, to who asks for them."""
 
     answer: Answer
     step_s: float = 0.002
@@ -43,6 +45,15 @@ class Script:
     stop_at: int | None = None
     end: End = field(default_factory=lambda: End("stop", cached_tokens=3))
     accepts: bool = True
+    tells: bool = True
+
+
+def records_of(tokens: list[int], num_best: int | None) -> bytes:
+    """What a scripted worker says tokens are worth, by their ids: a hundredth of it each, below 0."""
+    if num_best is None:
+        return b""
+    best = [(token, -token / 100) for token in range(10, 10 + num_best)]
+    return pack_logprobs([TokenLogprobs(-token / 100, 1 + token % 7, best) for token in tokens])
 
 
 class ScriptedWorker:
@@ -101,7 +112,16 @@ class ScriptedWorker:
             return Refused(to_fault(InvalidRequest(field="request", reason="unknown")))
         _, tokens, end = known
         tail = tokens[ask.offset - known[0].offset :]
-        return Resent(Frame(ask.request, ask.attempt, ask.offset, pack_tokens(tail), end))
+        return Resent(self._frame(known[0], ask.offset, tail, end))
+
+    def _frame(self, request: GenerateRequest, offset: int, tokens: list[int], end: End | None) -> Frame:
+        asked, prefilled = request.sampling, None
+        if offset == 0 and asked.prompt_logprobs is not None:
+            scores = records_of(unpack_tokens(request.prompt)[1:], asked.prompt_logprobs)
+            prefilled = Prefilled(self.script.end.cached_tokens, prompt_logprobs=scores)
+        records = records_of(tokens, asked.logprobs) if self.script.tells else b""
+        key = (request.request, request.attempt)
+        return Frame(*key, offset, pack_tokens(tokens), end, prefilled, logprobs=records)
 
     async def run(self, request: GenerateRequest) -> None:
         """One attempt, from acceptance to its end."""
@@ -122,7 +142,7 @@ class ScriptedWorker:
             end = self._end(request, answer) if is_last else None
             self.live[key] = (request, sent, end)
             if start not in self.script.drop:
-                await self._send(request, Frame(*key, start, pack_tokens(tokens), end))
+                await self._send(request, self._frame(request, start, tokens, end))
             await asyncio.sleep(self.script.step_s)
         if len(answer) == request.offset:
             await self._send(request, Frame(*key, request.offset, b"", self.script.end))

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable
 
 import httpx
+import msgspec
 import pytest
 import uvloop
 from openai.types.chat import ChatCompletionMessageParam
 
-from proto.requests import GenerateRequest
+from proto.requests import GenerateRequest, Sampling, Stopping
 from proto.streams import End
 from tests.frontend.conftest import CONTEXT_TOKENS, MODEL, Serve, events
 from tests.frontend.scripted_mesh import Script
@@ -158,6 +159,14 @@ def test_the_worker_gets_what_the_client_asked_for_and_always_a_seed(
                 seed=11,
                 stop_token_ids=[9],
                 ignore_eos=True,
+                min_p=0.1,
+                presence_penalty=0.5,
+                frequency_penalty=-0.5,
+                repetition_penalty=1.5,
+                logit_bias={"7": -100, "8": 1.5},
+                min_tokens=1,
+                logprobs=True,
+                top_logprobs=4,
                 cache_salt="tenant",
                 priority=3,
                 worker_id="w0",
@@ -167,10 +176,13 @@ def test_the_worker_gets_what_the_client_asked_for_and_always_a_seed(
             await served.chat()
             await served.chat()
         first, second, third = served.mesh.routed
-        assert (first.sampling.temperature, first.sampling.top_p, first.sampling.top_k) == (0.5, 0.9, 7)
         assert (first.sampling.seed, first.salt, first.priority) == (11, "tenant", 3)
         assert first.wanted_worker == "w0"
-        assert (first.stopping.stop_tokens, first.stopping.ignore_eos) == ([9], True)
+        assert first.stopping == Stopping(first.stopping.max_tokens, [9], ignore_eos=True, min_tokens=1)
+        assert msgspec.structs.replace(first.sampling, seed=0) == Sampling(
+            0.5, 0.9, 7, 0, 0.1, 0.5, -0.5, 1.5, {7: -100.0, 8: 1.5}, logprobs=4
+        )
+        assert msgspec.structs.replace(second.sampling, seed=0) == Sampling()
         assert second.sampling.seed != third.sampling.seed
 
     uvloop.run(body())

@@ -25,6 +25,7 @@ from proto.errors import (
     WorkerNotReady,
     to_fault,
 )
+from proto.logprobs import TokenLogprobs, pack_logprobs, unpack_logprobs
 from proto.streams import End, Frame, LiveOffset, Prefilled
 from proto.tokens import pack_tokens
 from tests.frontend.requests.wire_model import ModelWire
@@ -52,6 +53,11 @@ def streaming(tokens: list[int] | None = None) -> StreamState:
     return state
 
 
+def tokens_told(state: StreamState) -> list[int]:
+    """Of which tokens the records are: a model worker writes that where the rank goes."""
+    return [unpack_logprobs(record).rank for record in state.records]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(1, 25), st.integers(0, 25))
 def test_whatever_the_wire_does_the_tokens_are_exact_and_the_request_ends_once(
@@ -64,6 +70,7 @@ def test_whatever_the_wire_does_the_tokens_are_exact_and_the_request_ends_once(
     assert isinstance(state.outcome, End), state.outcome
     assert state.outcome.finish == "length"
     assert state.tokens == answer
+    assert tokens_told(state) == answer
     assert wire.is_at_rest, "a worker still holds the request"
 
 
@@ -86,6 +93,23 @@ def test_repeated_tokens_are_taken_once() -> None:
     state.apply_frame("w0", frame(1, [8, 9]), 0.1)
     state.apply_frame("w0", frame(0, [7, 8, 9]), 0.1)
     assert state.tokens == [7, 8, 9]
+
+
+def test_a_token_keeps_the_record_that_it_came_with() -> None:
+    def told(offset: int, tokens: list[int], logprob: float, attempt: int) -> Frame:
+        records = pack_logprobs([TokenLogprobs(logprob, token) for token in tokens])
+        return Frame("r", attempt, offset, pack_tokens(tokens), logprobs=records)
+
+    state = streaming([])
+    state.apply_frame("w0", told(0, [7, 8], -1.0, 0), 0.1)
+    state.apply_frame("w0", told(1, [8, 9], -2.0, 0), 0.1)
+    state.apply_lost("w0", 0.2)
+    state.apply_routed(1, "w1", 0.2)
+    state.apply_frame("w1", Frame("r", 1, 3), 0.3)
+    state.apply_frame("w1", told(2, [9, 10], -3.0, 1), 0.3)
+    assert state.tokens == [7, 8, 9, 10]
+    assert tokens_told(state) == state.tokens
+    assert [unpack_logprobs(record).logprob for record in state.records] == [-1.0, -1.0, -2.0, -3.0]
 
 
 def test_a_gap_asks_for_a_resend_and_what_came_meanwhile_is_kept() -> None:

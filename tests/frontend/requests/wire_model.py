@@ -1,9 +1,9 @@
 """A model of workers, a router and a wire that loses, doubles, delays and reorders, for the stream machine.
 
-Every worker answers a request with the same tokens, as a seed makes real ones do. Some may want to let it go:
-then a successor's worker takes the tokens over, at a moment of its own, and its source stands still. Faults
-are drawn from a hypothesis `data` strategy while a budget lasts; after that the wire is sound, so every run
-must end right.
+Every worker answers a request with the same tokens, as a seed makes real ones do, and a record of each; what
+it sends again, it sends a few tokens at a time. Some may want to let it go: then a successor's worker takes
+the tokens over, at a moment of its own, and its source stands still. Faults are drawn from a hypothesis
+`data` strategy while a budget lasts; after that the wire is sound, so every run must end right.
 """
 
 import heapq
@@ -22,6 +22,7 @@ from frontend.requests.actions import (
 )
 from frontend.requests.stream_state import StreamState
 from proto.errors import DeadlineExceeded, GoElsewhere, NoResponder, UnknownModel, to_fault
+from proto.logprobs import TokenLogprobs, pack_logprobs
 from proto.requests import KvSource
 from proto.streams import End, Frame, LiveOffset
 from proto.tokens import pack_tokens
@@ -29,6 +30,7 @@ from proto.tokens import pack_tokens
 REQUEST = "r"
 STEP_S = 0.05
 BEAT_S = 1.0
+RESENT = 5
 WORKERS = ("w0", "w1", "w2", "w3", "w4", "w5")
 
 
@@ -83,11 +85,13 @@ class ModelWorker:
 
     def resend(self, number: int, offset: int) -> Frame | None:
         attempt = self.attempts.get(number)
-        return None if attempt is None else self._frame(attempt, offset)
+        return None if attempt is None else self._frame(attempt, offset, min(attempt.offset, offset + RESENT))
 
-    def _frame(self, attempt: ModelAttempt, start: int) -> Frame:
-        tokens = pack_tokens(self.answer[start : attempt.offset])
-        return Frame(REQUEST, attempt.number, start, tokens, attempt.end)
+    def _frame(self, attempt: ModelAttempt, start: int, stop: int | None = None) -> Frame:
+        tokens = self.answer[start : attempt.offset if stop is None else stop]
+        end = attempt.end if start + len(tokens) == attempt.offset else None
+        records = pack_logprobs([TokenLogprobs(-float(attempt.number), token) for token in tokens])
+        return Frame(REQUEST, attempt.number, start, pack_tokens(tokens), end, logprobs=records)
 
     def cancel(self, number: int) -> None:
         self.cancelled.add(number)
