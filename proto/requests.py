@@ -84,6 +84,14 @@ class GenerateRequest(WireStruct, frozen=True):
     source: KvSource | None = None
     constraint: Constraint | None = None
 
+    @property
+    def wants_scores(self) -> bool:
+        """Whether the logits of all of the prompt are wanted, so that its worker computes all of it.
+
+        What the prompt's tokens are worth comes with the first generated one, and so never again after it.
+        """
+        return self.sampling.prompt_logprobs is not None and self.offset == 0
+
 
 class Decision(WireStruct, frozen=True):
     """A router's choice. `number` counts the choices of this router's incarnation.

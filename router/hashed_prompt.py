@@ -20,17 +20,19 @@ SLICE_BLOCKS = 256  # about half a millisecond of hashing
 class HashedPrompt(msgspec.Struct, frozen=True, eq=False):
     """The full blocks of a prompt. `keys[i]` is how the index knows the i-th hash of `hashes`.
 
-    Units: `num_tokens` of prompt and earlier attempts' answer together; `block_size` in tokens.
+    Units: `num_tokens` of prompt and earlier attempts' answer together, `most_hit_tokens` those that need not
+    be computed where they are cached; `block_size` in tokens.
     """
 
     num_tokens: int
+    most_hit_tokens: int
     block_size: int
     hashes: bytes
     keys: Keys
 
     def hit_tokens(self, num_blocks: Depths) -> Column:
-        """What workers with so many first blocks need not compute: at most all but one token."""
-        return np.minimum(num_blocks * self.block_size, max(0, self.num_tokens - 1)).astype(np.float64)
+        """What workers with so many first blocks need not compute."""
+        return np.minimum(num_blocks * self.block_size, self.most_hit_tokens).astype(np.float64)
 
 
 async def hash_prompt(request: GenerateRequest, kv_class: KvClass) -> HashedPrompt:
@@ -46,5 +48,6 @@ async def hash_prompt(request: GenerateRequest, kv_class: KvClass) -> HashedProm
         hashes += piece
         if len(piece) == SLICE_BLOCKS * HASH_BYTES:
             await asyncio.sleep(0)
-    packed = bytes(hashes)
-    return HashedPrompt(count_tokens(tokens), kv_class.block_size, packed, block_keys(packed))
+    packed, num_tokens = bytes(hashes), count_tokens(tokens)
+    most_hit_tokens = 0 if request.wants_scores else max(0, num_tokens - 1)
+    return HashedPrompt(num_tokens, most_hit_tokens, kv_class.block_size, packed, block_keys(packed))

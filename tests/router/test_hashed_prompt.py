@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import numpy as np
 
 from proto.blockhash import block_hashes, block_salt
@@ -41,6 +42,14 @@ def test_the_hashes_are_those_that_the_worker_computes() -> None:
 def test_a_hit_leaves_one_token_to_compute() -> None:
     hashed = asyncio.run(hash_prompt(a_request(64), KV))
     assert hashed.hit_tokens(np.array([0, 3, 4])).tolist() == [0, 48, 63]
+
+
+def test_nothing_is_a_hit_where_the_logits_of_the_prompt_are_wanted() -> None:
+    scored = msgspec.structs.replace(a_request(64), sampling=Sampling(prompt_logprobs=0))
+    later = msgspec.structs.replace(scored, offset=1, generated=pack_tokens([7]))
+    for request, expected in ((scored, 0), (later, 64)):
+        hashed = asyncio.run(hash_prompt(request, KV))
+        assert hashed.hit_tokens(np.array([4])).tolist() == [expected]
 
 
 def test_a_prompt_under_a_block_has_no_hash() -> None:
