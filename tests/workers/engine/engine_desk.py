@@ -140,10 +140,10 @@ class Desk:
 
     def check(self, pinned: list[int] | None = None) -> None:
         """No block is lost or owned twice, the events tell the truth, and nobody read another's KV."""
-        owned = [block for each in self.engine._sequences.values() for block in each.blocks]
-        self.engine._ledger.pool.check([*owned, *(pinned or [])])
+        owned = [block for each in self.engine._books.sequences.values() for block in each.blocks]
+        self.engine._books.ledger.pool.check([*owned, *(pinned or [])])
         self.replay_events()
-        assert self.index == set(self.engine._ledger.cache._block_of)
+        assert self.index == set(self.engine._books.ledger.cache._block_of)
         assert not self.runner.corruptions
 
     def assert_at_rest(self) -> None:
