@@ -146,11 +146,14 @@ def test_many_at_once_share_a_prefix_and_each_gets_its_own_tokens(computing: Fle
 def test_a_request_goes_on_from_the_tokens_of_an_attempt_elsewhere(computing: Fleet) -> None:
     async def body(client: Client) -> None:
         prompt = random_prompt(100, seed=14)
-        whole = (await client.generate("local", prompt, max_tokens=12)).tokens
+        sampling = Sampling(temperature=0.0, frequency_penalty=0.8, repetition_penalty=1.5, logprobs=1)
+        fields = {"max_tokens": 12, "sampling": sampling}
+        whole = await client.generate("local", prompt, **fields)
         rest = await client.generate(
-            "direct", prompt, max_tokens=12, request="r", attempt=3, generated=whole[:5]
+            "direct", prompt, request="r", attempt=3, generated=whole.tokens[:5], **fields
         )
-        assert rest.tokens == whole[5:]
+        assert rest.tokens == whole.tokens[5:]
+        assert_near(rest.records, whole.records[5:])
 
     run_client(computing, body)
 

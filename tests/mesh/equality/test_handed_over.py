@@ -29,9 +29,18 @@ NUM_ROUNDS = 5
 """An answer may be over before its worker hears that it shall let go: then they are asked anew."""
 LIMIT_S = 60.0
 LONG: dict[str, object] = {"type": "array", "items": {"type": "boolean"}, "minItems": 40}
+PENALISED = Asks(
+    NUM_TOKENS,
+    temperature=0.8,
+    seed=7,
+    ignore_eos=True,
+    frequency_penalty=0.3,
+    repetition_penalty=1.2,
+    logprobs=1,
+)
 ROWS = [
     Row("greedy", [some_tokens(45, 40)], Asks(NUM_TOKENS, temperature=0, ignore_eos=True)),
-    Row("seeded", [some_tokens(30, 42)], Asks(NUM_TOKENS, temperature=0.8, seed=7, ignore_eos=True)),
+    Row("seeded, penalised and told of", [some_tokens(30, 42)], PENALISED),
     Row("of a schema", [some_tokens(31, 43)], Asks(NUM_TOKENS, temperature=0.8, seed=8, guided_json=LONG)),
 ]
 
