@@ -1,15 +1,17 @@
 """The simulated runner: tokens by formula, time by model, real memory; and the rates measured of steps."""
 
 import ctypes
+import math
 import time
 
 import pytest
 
+from proto.logprobs import split_records, unpack_logprobs
 from tests.workers.engine.engine_desk import Record, spec_of
 from workers.engine.engine import Engine
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.rates import Rates
-from workers.engine.runner import Runner, SampleParams, ScheduledSequence, StepBatch
+from workers.engine.runner import PromptScores, Runner, SampleParams, ScheduledSequence, StepBatch
 from workers.engine.simulated_model import WITHOUT_TIME, SimulatedModel
 from workers.engine.simulated_runner import SimulatedRunner
 
@@ -34,6 +36,20 @@ def test_another_attempt_in_other_chunks_goes_on_with_the_same_tokens() -> None:
     whole = serve(PROMPT, 40)
     assert len(set(whole)) > 30
     assert serve([*PROMPT, *whole[:13]], 40, step_tokens=80) == whole[13:]
+
+
+def test_ends_do_not_come_before_they_may_and_every_token_has_its_record() -> None:
+    runner = SimulatedRunner(SimulatedModel(first_token=7, num_tokens=3), num_blocks=1)
+    told = SampleParams(logprobs=2)
+    rows = [ScheduledSequence([token], 5, [0], told, token, banned=frozenset({7, 9})) for token in range(50)]
+    scored = ScheduledSequence([4, 5, 6], 0, [0], None, 50, PromptScores([5, 6, 7], 1))
+    *drawn, last = runner.run(StepBatch([*rows, scored]), None)
+    assert {token for result in drawn for token in result.tokens} == {8}
+    assert all(unpack_logprobs(result.logprobs).best[0][0] == 8 for result in drawn)
+    assert last.tokens == []
+    records = [unpack_logprobs(record) for record in split_records(last.prompt_logprobs, 3)]
+    assert [record.best[0][0] for record in records] == [5, 6, 7]
+    assert all(0 < math.exp(record.logprob) < 1 for record in records)
 
 
 def test_tokens_stay_within_the_stated_range() -> None:
