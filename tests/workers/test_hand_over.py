@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from proto.hand_over import HandBack, PinSequence, SequencePinned, TakenOver, TakeOver
-from proto.logprobs import split_records
+from proto.logprobs import record_bytes
 from proto.names import new_id
 from proto.requests import KvSource, Refused, Sampling
 from proto.roles import Role, WorkerState
-from proto.streams import Prefilled
 from proto.tokens import count_tokens
 from services.servers import Server
 from tests.workers.harness import Client, Fleet, Stream, Worker, open_client, random_prompt, until
@@ -150,51 +149,50 @@ def test_a_sequence_in_mid_prefill_moves_with_what_is_computed(pair: Pair) -> No
 SCORED = Sampling(temperature=0.0, logprobs=1, prompt_logprobs=1)
 
 
-def told(stream: Stream) -> tuple[list[int], list[bytes], Prefilled | None]:
-    return stream.tokens, stream.records, stream.prefilled
-
-
 def test_a_prompt_whose_tokens_are_to_be_told_of_moves_in_its_middle_and_they_are(pair: Pair) -> None:
     """Its KV is not enough: the taker computes all of it, to have the logits."""
 
     async def body(client: Client) -> None:
-        prompt, fields = random_prompt(400, 68), {"max_tokens": 20, "sampling": SCORED}
+        prompt, fields = random_prompt(900, 68), {"max_tokens": 10, "sampling": SCORED}
         stream = await client.begin("source", prompt, **fields)
-        await client.wait_report("source", lambda report: 0 < report.waiting_tokens < 350)
-        moved = await pair.move(client, stream, prompt, **fields)
-        await relieve_first(client, stream, moved)
+        await client.wait(lambda: bool(stream.tokens) or is_in_mid_prefill(client), PATIENT_S)
+        moved = await pair.move(client, dataclasses.replace(stream, tokens=[]), prompt, **fields)
+        await client.wait(lambda: moved.taken_over_at is not None or bool(moved.tokens), PATIENT_S)
+        await client.cancel(stream)
+        await client.finish(moved, PATIENT_S)
         alone = await client.generate("taker", prompt, **fields)
-        assert (moved.tokens, moved.records, moved.prefilled) == (
-            alone.tokens,
-            alone.records,
-            alone.prefilled,
-        )
+        assert (moved.tokens, moved.records) == (alone.tokens, alone.records)
+        assert moved.prefilled == alone.prefilled
         assert alone.prefilled is not None
-        assert len(split_records(alone.prefilled.prompt_logprobs, 399)) == 399
+        assert len(alone.prefilled.prompt_logprobs) == 899 * record_bytes(1)
         await client.wait_rest("source", "taker")
 
     run_client(pair.fleet, body)
+
+
+def is_in_mid_prefill(client: Client) -> bool:
+    report = client.reports.get("source")
+    return report is not None and 0 < report.waiting_tokens < 800
 
 
 def test_what_a_source_has_told_comes_along_for_a_reader_that_lacks_it(pair: Pair) -> None:
     """Its frames were lost: its successor begins at the beginning, and takes over more than it has."""
 
     async def body(client: Client) -> None:
-        prompt, fields = random_prompt(60, 69), {"max_tokens": 80, "sampling": SCORED}
+        prompt, fields = random_prompt(60, 69), {"max_tokens": 900, "sampling": SCORED}
         stream = await client.begin("source", prompt, **fields)
         await wait_tokens(client, stream, 5)
-        lost = dataclasses.replace(stream, tokens=[])
-        moved = await pair.move(client, lost, prompt, **fields)
+        moved = await pair.move(client, dataclasses.replace(stream, tokens=[]), prompt, **fields)
         await client.wait(lambda: bool(moved.taken_over_at), PATIENT_S)
         assert moved.offset == 0
-        await client.cancel(stream)
-        await client.finish(moved, PATIENT_S)
-        alone = await client.generate("taker", prompt, **fields)
-        assert (moved.tokens, moved.records, moved.prefilled) == (
-            alone.tokens,
-            alone.records,
-            alone.prefilled,
-        )
+        assert moved.tokens[:5] == stream.tokens[:5]
+        assert moved.records[:5] == stream.records[:5]
+        assert all(moved.records)
+        assert moved.prefilled == stream.prefilled
+        assert moved.prefilled is not None
+        assert len(moved.prefilled.prompt_logprobs) == 59 * record_bytes(1)
+        for each in (stream, moved):
+            await client.cancel(each)
         await client.wait_rest("source", "taker")
 
     run_client(pair.fleet, body)
