@@ -1,8 +1,9 @@
 """A load that swings between prompt-heavy and answer-heavy, and the simulated workers that it is made for.
 
 A worker stands for a model of some thirty billion parameters on one GPU: 5,000 tokens of a prompt a second,
-and steps of 40 ms and 6 ms more for each sequence, so that seven at once keep the ITL limit. Of eight workers
-each load wants its own split; under any other, tokens wait for chunks of prompts, or for too many beside them:
+and steps of 40 ms and 6 ms more for each sequence, so that seven at once keep the ITL limit. Of eight
+workers each load wants its own split; under any other, tokens wait for chunks of prompts, or for too many
+beside them:
 
 ```
  prompts   5.6 requests/s of 4,000 tokens in and  24 out   22,400 tokens/s of prompts, 134 of answers   6 : 2
