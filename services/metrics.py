@@ -157,6 +157,9 @@ class WorkerMetrics:
         self.hand_over_stop_s = metrics.histogram(
             "hand_over_stop_seconds", "from a source's stop to its sequence's turn here", TTFT_BUCKETS_S
         )
+        self.grammar_wait_s = metrics.histogram(
+            "grammar_wait_seconds", "that a sequence waited for its grammar to be compiled", TTFT_BUCKETS_S
+        )
         self._hand_overs = metrics.counter(
             "hand_overs_total",
             "sequences pulled or recomputed here after another worker, or that stayed here",

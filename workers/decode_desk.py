@@ -166,12 +166,15 @@ class DecodeDesk:
     async def _has_grammar(self, served: Served, grammar: GrammarState) -> bool:
         """Whether the sequence can be followed in its grammar; one that has none has ended."""
         assert self._grammars is not None
+        began_s = time.monotonic()
         try:
             await self._grammars.compile(grammar)
         except KvmeshError as error:
             if self.served.find(served.sequence) is served:
                 self._end_with(served, error)
             return False
+        self._metrics.grammar_wait_s.observe(time.monotonic() - began_s)
+        self._tracing.record("grammar", began_s, served.trace)
         return self.served.find(served.sequence) is served
 
     async def _take_over(self, served: Served, spec: SequenceSpec, taking: Taking) -> None:

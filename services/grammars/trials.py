@@ -25,7 +25,7 @@ from services.grammars.trial import LENGTH_BYTES, TRIAL_BYTES
 TRIAL_MODULE = "services.grammars.trial"
 MAX_KNOWN = 4096
 NUM_TRIES = 2
-TRIAL_CPU_S = 5
+TRIAL_CPU_S = 3
 MAX_WAITING = 64
 TRIAL_LIMIT_S = 60.0
 """How long one may take by the clock: for a machine that stands still. What bounds it is `TRIAL_CPU_S`."""

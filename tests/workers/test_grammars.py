@@ -186,8 +186,10 @@ def test_who_leaves_while_its_grammar_is_compiled_leaves_nothing_behind(computin
         await client.wait(lambda: stream.num_frames > 0, PATIENT_S)
         await client.cancel(stream)
         await client.wait_rest("local")
+        waits = computing.worker("local").metric("kvmesh_grammar_wait_seconds_count")
         led = await client.begin("local", random_prompt(60, seed=85), **LED)
         assert (await client.finish(led, PATIENT_S)).fault is None
+        assert computing.worker("local").metric("kvmesh_grammar_wait_seconds_count") == waits + 1
         assert not stream.tokens
 
     run_client(computing, body)
