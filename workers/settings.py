@@ -28,7 +28,9 @@ Dtype = Annotated[
 ]
 Weights = Annotated[
     WeightsName,
-    Meta(description="full: weights in dtype; int8: on a CPU, matrices in 8 bits, with rows scaled to match"),
+    Meta(
+        description="full: weights in dtype; int8: on a CPU, matrices in 8 bits and what they multiply in 16"
+    ),
 ]
 PoolShare = Annotated[
     float,

@@ -31,7 +31,7 @@ def test_answers_are_those_of_the_whole_matrix_but_for_rounding(
     found_TO = Int8Projection(matrix, bias_O)(x_TI)
     assert found_TO.dtype == dtype
     error_TO = found_TO.float() - linear(x_TI.float(), matrix, bias_O)
-    assert error_TO.square().mean().sqrt() < 0.02  # of answers of about 1 around the bias
+    assert error_TO.square().mean().sqrt() < 0.015  # of answers of about 1 around the bias
 
 
 def test_integers_within_8_bits_are_multiplied_exactly() -> None:
@@ -40,13 +40,27 @@ def test_integers_within_8_bits_are_multiplied_exactly() -> None:
     assert torch.equal(Int8Projection(weight_OI, None)(x_TI), torch.full((3, NUM_OUT), -127.0 * 127 * NUM_IN))
 
 
-def test_a_row_is_answered_alike_alone_and_among_others_however_large(matrix: torch.Tensor) -> None:
-    project, x_TI = Int8Projection(matrix, None), numbers(9)
+@pytest.mark.parametrize("count", [4, 64])
+def test_rows_keep_nearly_all_their_bits(count: int) -> None:
+    """As weights that are whole numbers show."""
+    whole_OI = torch.randint(-127, 128, (NUM_OUT, NUM_IN), generator=torch.Generator().manual_seed(3)).float()
+    whole_OI[:, 0] = 127
+    x_TI = numbers(count)
+    expected_TO = linear(x_TI, whole_OI)
+    error_TO = Int8Projection(whole_OI, None)(x_TI) - expected_TO
+    assert error_TO.norm() < 1e-4 * expected_TO.norm()
+
+
+@pytest.mark.parametrize("count", [9, 64])
+def test_a_row_is_answered_alike_alone_and_among_others_however_large(
+    matrix: torch.Tensor, count: int
+) -> None:
+    project, x_TI = Int8Projection(matrix, None), numbers(count)
     alone_1O = project(x_TI[4:5])
     x_TI[7] *= 1e6
     x_TI[8] = torch.nan
     found_TO = project(x_TI)
-    assert torch.equal(found_TO[4:5], alone_1O)
+    torch.testing.assert_close(found_TO[4:5], alone_1O, atol=1e-5, rtol=0)
     assert found_TO[:8].isfinite().all()
     assert found_TO[8].isnan().all()
 
