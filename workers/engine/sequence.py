@@ -172,7 +172,8 @@ class Sequence(msgspec.Struct, eq=False):
             return None
         if self.token_counts is None:
             num_prompt = self.spec.num_prompt
-            self.token_counts = TokenCounts(num_prompt if sample.repetition == 1.0 else 0, num_prompt)
+            seen = self.tokens[:num_prompt] if sample.repetition != 1.0 else []
+            self.token_counts = TokenCounts(seen, num_prompt)
         self.token_counts.catch_up(self.tokens)
         return self.token_counts
 

@@ -8,28 +8,24 @@ from collections.abc import Sequence
 
 
 class TokenCounts:
-    """The distinct tokens of a sequence from place `first` on, and how often each was generated.
+    """The distinct tokens that a sequence has, and how often each was generated.
 
-    Args: `first`: 0 where the prompt's tokens count as seen, else where the generated ones begin.
-        `num_prompt`: tokens before this place are seen, and not counted as generated.
+    Args: `seen`: the prompt, where its tokens count as seen, else nothing; `num_prompt` its length.
 
     `tokens` are int64 and `counts` float32, side by side, to be read as memory.
     """
 
-    def __init__(self, first: int, num_prompt: int) -> None:
-        self.tokens = array("q")
-        self.counts = array("f")
-        self._places: dict[int, int] = {}
-        self._num_prompt = num_prompt
-        self._num_seen = first
+    def __init__(self, seen: Sequence[int], num_prompt: int) -> None:
+        self._places = {token: place for place, token in enumerate(dict.fromkeys(seen))}
+        self.tokens = array("q", self._places)
+        self.counts = array("f", bytes(4 * len(self._places)))
+        self._num_counted = num_prompt
 
     def catch_up(self, tokens: Sequence[int]) -> None:
-        """`tokens` are all of the sequence: takes in those that have come since the last time."""
-        for position in range(self._num_seen, len(tokens)):
-            place = self._place_of(tokens[position])
-            if position >= self._num_prompt:
-                self.counts[place] += 1.0
-        self._num_seen = len(tokens)
+        """`tokens` are all of the sequence: counts those that were generated since the last time."""
+        for token in tokens[self._num_counted :]:
+            self.counts[self._place_of(token)] += 1.0
+        self._num_counted = len(tokens)
 
     def _place_of(self, token: int) -> int:
         place = self._places.setdefault(token, len(self.tokens))

@@ -28,8 +28,8 @@ class Asked:
         """As the engine asks for it."""
         counts = None
         if self.params.penalises:
-            first = 0 if self.params.repetition != 1.0 else len(self.prompt)
-            counts = TokenCounts(first, len(self.prompt))
+            seen = self.prompt if self.params.repetition != 1.0 else []
+            counts = TokenCounts(seen, len(self.prompt))
             counts.catch_up([*self.prompt, *self.generated])
         return Draw(key, self.params, self.position, counts, self.banned, self._mask())
 

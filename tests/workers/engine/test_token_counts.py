@@ -16,12 +16,12 @@ def test_counts_do_not_depend_on_how_the_tokens_came(
     prompt: list[int], generated: list[int], cuts: list[int], sees: bool
 ) -> None:
     whole = prompt + generated
-    first = 0 if sees else len(prompt)
-    counts = TokenCounts(first, len(prompt))
-    for end in [*sorted(cut for cut in cuts if cut >= first), len(whole)]:
+    seen = prompt if sees else []
+    counts = TokenCounts(seen, len(prompt))
+    for end in [*sorted(cut for cut in cuts if cut >= len(prompt)), len(whole)]:
         counts.catch_up(whole[:end])
     found = dict(zip(counts.tokens, counts.counts, strict=True))
-    assert found == {token: Counter(generated)[token] for token in whole[first:]}
+    assert found == {token: Counter(generated)[token] for token in seen + generated}
     assert len(counts.tokens) == len(found), "no token stands twice"
 
 
