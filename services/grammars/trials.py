@@ -10,19 +10,17 @@
 import asyncio
 import hashlib
 import signal
-import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from proto.codec import encode
 from proto.constraints import Constraint, check_size
 from proto.errors import DeadlineExceeded, InternalFault, InvalidRequest, Overloaded
-from services.child import bound_command
-from services.grammars.trial import LENGTH_BYTES, TRIAL_BYTES
+from services.grammars.trial import TRIAL_BYTES
+from services.grammars.trial_child import TrialChild, start_trial_child
 
-TRIAL_MODULE = "services.grammars.trial"
 MAX_KNOWN = 4096
 NUM_TRIES = 2
 TRIAL_CPU_S = 3
@@ -34,7 +32,7 @@ TRIAL_LIMIT_S = 60.0
 class Trials:
     """Made by `open_trials`. Belongs to one event loop. Keeps the last `MAX_KNOWN` verdicts.
 
-    At most `MAX_WAITING` wait for their turn; the child starts with the first.
+    At most `MAX_WAITING` wait for a verdict, the one in trial included; the child starts with the first.
     """
 
     def __init__(self, cpu_s: int, vocabulary: Sequence[str]) -> None:
@@ -43,12 +41,7 @@ class Trials:
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._turn = asyncio.Lock()
         self._num_waiting = 0
-        self._child: asyncio.subprocess.Process | None = None
-
-    @property
-    def num_waiting(self) -> int:
-        """Those in trial included."""
-        return self._num_waiting
+        self._child: TrialChild | None = None
 
     @property
     def is_running(self) -> bool:
@@ -95,7 +88,7 @@ class Trials:
         try:
             async with asyncio.timeout(TRIAL_LIMIT_S):
                 for _ in range(NUM_TRIES):
-                    verdict = await self._ask(self._child or await self._start(), encode(constraint))
+                    verdict = await self._ask(encode(constraint))
                     if verdict is not None:
                         return verdict
         except TimeoutError as error:
@@ -105,57 +98,36 @@ class Trials:
                 await self.close()  # half asked, it would answer the next one wrongly
         raise InternalFault(reason="the process that tries constraints is killed again and again")
 
-    async def _ask(self, child: asyncio.subprocess.Process, message: bytes) -> str | None:
+    async def _ask(self, message: bytes) -> str | None:
         """The verdict; None when somebody has killed the child, which says nothing of the constraint."""
-        assert child.stdin is not None
-        try:
-            child.stdin.write(len(message).to_bytes(LENGTH_BYTES, "big") + message)
-            return (await _read(child)).decode()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            self._child = None
-        code = await child.wait()
-        if code == -signal.SIGKILL:
+        child = self._child or await self._start()
+        verdict = await asyncio.to_thread(child.ask, message)
+        if verdict is not None:
+            return verdict
+        code = await asyncio.to_thread(child.wait_ended, TRIAL_LIMIT_S)
+        await self.close()
+        if code is None or code == -signal.SIGKILL:
             return None
         if code == -signal.SIGXCPU:
             return f"it takes more than {self._cpu_s} s to compile"
         return f"it takes more than {TRIAL_BYTES >> 20} MiB to compile, or the grammar library fails on it"
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> TrialChild:
         """
         Raises:
             InternalFault: it ended at once.
         """
-        self._child = child = await asyncio.create_subprocess_exec(
-            *bound_command([sys.executable, "-P", "-m", TRIAL_MODULE, str(self._cpu_s), *self._vocabulary]),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            await _read(child)
-        except asyncio.IncompleteReadError as error:
-            raise InternalFault(reason="no process to try constraints in can be started") from error
+        self._child = child = start_trial_child(self._cpu_s, self._vocabulary)
+        if not await asyncio.to_thread(child.wait_ready):
+            raise InternalFault(reason="no process to try constraints in can be started")
         return child
 
     async def close(self) -> None:
         """The child is killed; another one starts when it is needed."""
         child, self._child = self._child, None
         if child is not None:
-            with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
-
-
-async def _read(child: asyncio.subprocess.Process) -> bytes:
-    """The next message of `child`.
-
-    Raises:
-        IncompleteReadError: it has ended.
-    """
-    assert child.stdout is not None
-    length = int.from_bytes(await child.stdout.readexactly(LENGTH_BYTES), "big")
-    return await child.stdout.readexactly(length)
+            child.kill()
+            await asyncio.to_thread(child.end)
 
 
 @asynccontextmanager

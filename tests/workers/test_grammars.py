@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from tokenizers import Tokenizer
 
 from proto.constraints import Constraint
+from proto.hand_over import HandBack, TakenOver, TakeOver
 from proto.requests import KvSource, Refused, Sampling
 from tests.tiny_model import EOS_TOKEN_IDS
 from tests.workers.harness import Client, Fleet, Stream, open_client, random_prompt
@@ -127,6 +128,42 @@ def test_led_and_free_answers_at_once_are_those_that_each_is_alone(
         assert [stream.tokens for stream in streams] == alone
         for stream in streams[::2]:
             Place.model_validate_json(text(stream.tokens), strict=True)
+
+    run_client(computing, body)
+
+
+SLOW = {f"is it number {number}": {"type": "boolean"} for number in range(1000)}
+"""Some tenths of a second to compile, and as much to try."""
+
+
+def slow_constraint(seed: int) -> Constraint:
+    """One that no worker has tried before."""
+    return Constraint(
+        "json_schema", json.dumps({"properties": SLOW, "description": str(seed)}), "guided_json"
+    )
+
+
+def test_an_answer_that_moves_before_its_grammar_is_there_is_the_same(computing: Fleet) -> None:
+    async def body(client: Client) -> None:
+        prompt, fields = random_prompt(60, seed=86), {"max_tokens": 20, "constraint": slow_constraint(1)}
+        old = await client.begin("local", prompt, **fields)
+        new = await go_on(client, old, prompt, "queued", has_kv=True, **fields)
+        whole = (await client.generate("local", prompt, **fields)).tokens
+        assert old.tokens[: new.offset] + new.tokens == whole
+        await client.wait_rest("local", "queued")
+
+    run_client(computing, body)
+
+
+def test_an_answer_that_is_handed_back_before_its_grammar_is_there_is_the_same(computing: Fleet) -> None:
+    async def body(client: Client) -> None:
+        prompt, fields = random_prompt(60, seed=87), {"max_tokens": 20, "constraint": slow_constraint(2)}
+        stream = await client.begin("local", prompt, **fields)
+        await client.ask("local", TakeOver(stream.request, 0, client.name, 0, 0, PATIENT_S), TakenOver)
+        await client.tell("local", HandBack(stream.request, 0))
+        await client.finish(stream, PATIENT_S)
+        assert stream.tokens == (await client.generate("local", prompt, **fields)).tokens
+        await client.wait_rest("local")
 
     run_client(computing, body)
 
