@@ -9,9 +9,8 @@ import torch
 
 from workers.engine.runner import SampleParams
 
-_HEAD_SIZE = (
-    1024  # top-p almost always ends within so many tokens; sorting a whole vocabulary takes 15 times longer
-)
+_HEAD_SIZE = 1024
+"""Top-p almost always ends within so many tokens; sorting a whole vocabulary takes 15 times longer."""
 
 
 def narrow(weights_RV: torch.Tensor, chosen: Sequence[SampleParams]) -> None:
@@ -51,11 +50,19 @@ def _keep_top_p(weights_RV: torch.Tensor, top_ps: Sequence[float]) -> None:
     kept_RV = weights_RV[rows]
     wanted_R1 = kept_RV.sum(dim=-1, keepdim=True) * _column([top_ps[row] for row in rows], kept_RV)
     head = kept_RV.topk(min(_HEAD_SIZE, kept_RV.shape[-1]), dim=-1).values
-    if bool((head.sum(dim=-1, keepdim=True) < wanted_R1).any()):
-        head = kept_RV.sort(dim=-1, descending=True).values
-    before = head.cumsum(dim=-1) - head
+    least_R1 = _lightest_of(wanted_R1, head)
+    is_flat_R = head.sum(dim=-1) < wanted_R1[:, 0]
+    if bool(is_flat_R.any()):
+        heaviest = kept_RV[is_flat_R].sort(dim=-1, descending=True).values
+        least_R1[is_flat_R] = _lightest_of(wanted_R1[is_flat_R], heaviest)
+    weights_RV[rows] = _from(kept_RV, least_R1)
+
+
+def _lightest_of(wanted_R1: torch.Tensor, heaviest: torch.Tensor) -> torch.Tensor:
+    """The last of the fewest weights, the heaviest first, that hold what is wanted."""
+    before = heaviest.cumsum(dim=-1) - heaviest
     num_kept_R1 = (before < wanted_R1).sum(dim=-1, keepdim=True).clamp(min=1)
-    weights_RV[rows] = _from(kept_RV, head.gather(-1, num_kept_R1 - 1))
+    return heaviest.gather(-1, num_kept_R1 - 1)
 
 
 def _from(weights_RV: torch.Tensor, least_R1: torch.Tensor) -> torch.Tensor:
