@@ -139,6 +139,20 @@ def test_a_prompt_of_one_token_too_many_is_refused_with_both_numbers(
     assert error["message"].count(str(CONTEXT)) == 2, "the prompt's tokens, and what the context holds"
 
 
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_a_grammar_that_only_a_worker_finds_fault_with_is_a_400_that_names_the_field(
+    local: RunningMesh, *, is_streamed: bool
+) -> None:
+    """No token of the model begins it: a frontend has no tokens."""
+    (model,) = local.models()
+    body = {"model": model, "prompt": "x", "guided_grammar": "start: <|nobody|>", "stream": is_streamed}
+    reply = local.http.post("/v1/completions", json=body)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_request", "guided_grammar")
+    assert "nobody" in error["message"]
+
+
 @pytest.mark.parametrize("where", Where, ids=lambda where: where.value)
 def test_the_mesh_is_as_it_was_before_the_matrix(where: Where, request: pytest.FixtureRequest) -> None:
     mesh: RunningMesh = request.getfixturevalue(where.value)

@@ -6,10 +6,11 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from proto.constraints import Constraint
+from proto.constraints import Constraint, ConstraintKind
 from proto.errors import InvalidRequest
 from services.grammars.trials import TRIAL_CPU_S, Trials, open_trials
 from tests.frontend.text.tokenizers import byte_level, saved
@@ -22,6 +23,35 @@ ENDLESS = Constraint(
     json.dumps({"type": "string", "allOf": [{"pattern": f"w{number}"} for number in range(40)]}),
     field="guided_json",
 )
+SCRAPS = [
+    *("start: ", "root ::= ", '"a"', "/[a-z]+/", "(", ")", "|", "*", "{1,3}", "x", "\nx: x", '"', "/", "\\"),
+    *(
+        '%json {"type": "object"}',
+        "%ignore /x/",
+        "&",
+        "~",
+        "[lazy]",
+        "<|end|>",
+        "<[5]>",
+        "%regex {",
+        "}",
+        "//",
+    ),
+    *(
+        '{"',
+        'type": "',
+        'object"',
+        "}",
+        "[",
+        "]",
+        ",",
+        '"$ref": "#"',
+        '"pattern": "(a|b)*"',
+        "null",
+        "1e999",
+        "é",
+    ),
+]
 LIMIT_S = 60.0
 
 
@@ -101,6 +131,27 @@ def test_many_that_ask_at_once_each_get_their_own_verdict() -> None:
         asked = [trials.check(constraint) for pair in zip(good, bad, strict=True) for constraint in pair]
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert [isinstance(each, InvalidRequest) for each in found] == [False, True] * 19
+
+    with_trials(body)
+
+
+def test_whatever_is_asked_there_is_a_verdict_and_no_process_dies_of_it() -> None:
+    chosen = Random(7)
+
+    def scrap() -> str:
+        return "".join(chosen.choice(SCRAPS) for _ in range(chosen.randint(1, 12)))
+
+    async def body(trials: Trials) -> None:
+        await trials.check(GOOD)
+        child = children()
+        kinds: list[ConstraintKind] = ["json_schema", "regex", "choice", "grammar"]
+        asked = [Constraint(kind, scrap()) for _ in range(100) for kind in kinds]
+        for constraint in asked:
+            try:
+                await trials.check(constraint)
+            except InvalidRequest as error:
+                assert error.values["reason"]
+        assert children() == child
 
     with_trials(body)
 
