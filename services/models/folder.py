@@ -13,7 +13,7 @@ from services.models.download import download_member
 from services.models.gguf_folder import CONVERTER_VERSION, write_folder
 from services.models.hub import download_from_hub
 from services.models.progress import Progress, no_progress
-from services.models.rope_fields import RopeFields, count_context_tokens
+from services.models.rope_fields import Positions, RopeFields, count_context_tokens
 from services.models.sealed_folder import ensure_folder
 
 PULL_LIMIT_S = 900.0
@@ -84,7 +84,7 @@ class _Config(msgspec.Struct, frozen=True):
 
     vocab_size: int = 0
     max_position_embeddings: int = 0
-    original_max_position_embeddings: int | None = None
+    original_max_position_embeddings: Positions | None = None
     rope_scaling: RopeFields | None = None
     rope_parameters: RopeFields | None = None
     eos_token_id: int | list[int] | None = None

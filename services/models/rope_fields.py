@@ -1,6 +1,12 @@
 """What config.json says of rotary positions, and how far they stretch the context."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+Factor = Annotated[float, Meta(gt=0, le=1_000_000)]
+Positions = Annotated[int, Meta(gt=0)]
 
 
 class RopeFields(msgspec.Struct, frozen=True):
@@ -12,16 +18,16 @@ class RopeFields(msgspec.Struct, frozen=True):
     rope_type: str | None = None
     type: str | None = None
     rope_theta: float | None = None
-    factor: float | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int | None = None
+    factor: Factor | None = None
+    low_freq_factor: Factor = 1.0
+    high_freq_factor: Factor = 4.0
+    original_max_position_embeddings: Positions | None = None
     partial_rotary_factor: float | None = None
-    attention_factor: float | None = None
-    beta_fast: float | None = None
-    beta_slow: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    attention_factor: Factor | None = None
+    beta_fast: Factor | None = None
+    beta_slow: Factor | None = None
+    mscale: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
+    mscale_all_dim: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
     truncate: bool = True
     full_attention: dict[str, msgspec.Raw] | None = None
     sliding_attention: dict[str, msgspec.Raw] | None = None

@@ -1,21 +1,38 @@
 """KV of another kind: refused when its worker comes, with what differs, and not when one waits for it."""
 
 import asyncio
+import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from proto.names import new_id
 from proto.roles import Role
 from services.process import EXIT_WRONG_SETTING
 from tests.tiny_model import write_tiny
 from tests.workers.harness import START_S, Fleet, Worker, until
+from workers.model.int8_projection import has_dot_products
 
 
-def test_a_second_worker_of_a_model_in_another_dtype_ends_with_both_named(
-    computing: Fleet, tiny: Path
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"dtype": "bfloat16"}, r"dtype 'float32', not 'bfloat16'"),
+        pytest.param(
+            {"weights": "int8"},
+            r"weights_digest '(\w+)', not '\1-int8'",
+            marks=pytest.mark.skipif(not has_dot_products(), reason="no 8-bit dot products"),
+        ),
+    ],
+    ids=str,
+)
+def test_a_second_worker_of_a_model_in_other_numbers_ends_with_both_named(
+    computing: Fleet, tiny: Path, fields: dict[str, Any], said: str
 ) -> None:
-    worker = computing.start(f"w-{new_id()}", Role.DECODE, tiny, dtype="bfloat16", num_blocks=8)
+    worker = computing.start(f"w-{new_id()}", Role.DECODE, tiny, num_blocks=8, **fields)
     assert worker.process.wait(START_S) == EXIT_WRONG_SETTING
-    assert "the workers that serve 'tiny' have dtype 'float32', not 'bfloat16'" in worker.log
+    assert re.search(f"the workers that serve 'tiny' have {said}", worker.log)
 
 
 def test_two_whose_kv_cannot_move_say_so_when_they_first_hear_of_each_other(

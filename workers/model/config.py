@@ -112,5 +112,5 @@ def _refuse_unsupported(folder: Path, file: ConfigFile, config: ModelConfig) -> 
     if config.num_heads % config.num_kv_heads:
         reason = f"{config.num_heads} query heads cannot share {config.num_kv_heads} KV heads"
         raise refusal(folder, reason)
-    if config.head_dim % 2:
+    if config.head_dim % 2 or not config.head_dim:
         raise refusal(folder, f"rotary positions need an even head size, not {config.head_dim}")

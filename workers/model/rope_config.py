@@ -51,12 +51,7 @@ def read_rope(folder: Path, file: ConfigFile) -> Rope:
 
 
 def _makes_sense(rope: Rope) -> bool:
-    return (
-        rope.theta > 1
-        and rope.factor > 0
-        and rope.low_freq_factor < rope.high_freq_factor
-        and rope.beta_slow < rope.beta_fast
-    )
+    return rope.theta > 1 and rope.low_freq_factor < rope.high_freq_factor and rope.beta_slow < rope.beta_fast
 
 
 def _theta(file: ConfigFile, found: RopeFields) -> float:

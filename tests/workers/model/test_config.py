@@ -5,11 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proto.errors import InvalidSetting
 from services.models.folder import read_model_folder
+from services.models.rope_fields import RopeFields
 from tests.tiny_model import Family, write_tiny
-from workers.model.config import read_config
+from workers.model.config import FAMILIES, read_config
+from workers.model.config_file import ConfigFile
+from workers.model.rope import rope_frequencies
 from workers.model.rope_config import Rope
 
 
@@ -59,7 +65,7 @@ def test_absent_sizes_follow_from_the_others(tmp_path: Path) -> None:
         ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "linear"),
         ("llama", {"rope_scaling": {"type": "llama3"}}, "llama3"),
-        ("llama", {"rope_scaling": {"type": "yarn", "factor": -1.0}}, "yarn"),
+        ("llama", {"rope_scaling": {"type": "yarn", "factor": -1.0}}, "factor"),
         ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 0.5}}, "yarn"),
         ("llama", {"rope_theta": 0.0}, "default"),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial rotary"),
@@ -69,6 +75,7 @@ def test_absent_sizes_follow_from_the_others(tmp_path: Path) -> None:
         ("llama", {"quantization_config": {"bits": 4}}, "quantized"),
         ("llama", {"num_key_value_heads": 3}, "3 KV heads"),
         ("llama", {"head_dim": 7}, "7"),
+        ("llama", {"num_attention_heads": 128}, "even head size, not 0"),
         ("llama", {"num_hidden_layers": 0}, "num_hidden_layers"),
         ("llama", {"hidden_size": "absent"}, "hidden_size"),
         ("llama", {"use_sliding_window": True}, "LlamaForCausalLM with a sliding window"),
@@ -150,3 +157,40 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InvalidSetting, match=r"config\.json"):
         read_config(tmp_path)
+
+
+JSON_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([-1, 0, 1, 2, 7, 2**40, -0.5, 0.0, 0.5, 1e300]),
+    st.sampled_from(["", "yarn", "llama3", "linear", "sliding_attention", "MistralForCausalLM"]),
+    st.lists(st.sampled_from(["full_attention", "sliding_attention", 3]), max_size=4),
+)
+ROPE = st.dictionaries(st.sampled_from(RopeFields.__struct_fields__), JSON_VALUES, max_size=4)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    architecture=st.sampled_from(FAMILIES),
+    fields=st.dictionaries(st.sampled_from(ConfigFile.__struct_fields__), JSON_VALUES, max_size=3),
+    rope=st.one_of(st.none(), ROPE),
+)
+def test_whatever_a_config_says_is_read_or_refused(
+    fuzzed: Path, architecture: str, fields: dict[str, Any], rope: dict[str, Any] | None
+) -> None:
+    config = json.loads((fuzzed / "template.json").read_text())
+    config |= {"architectures": [architecture], "rope_scaling": rope, **fields}
+    (fuzzed / "config.json").write_text(json.dumps(config))
+    try:
+        found = read_config(fuzzed)
+    except InvalidSetting as refused:
+        assert str(fuzzed) in str(refused)
+        return
+    if found.head_dim < 1024:
+        assert rope_frequencies(found.rope, found.head_dim, torch.device("cpu")).isfinite().all()
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_tiny(tmp_path_factory.mktemp("fuzzed"))
+    return (folder / "config.json").rename(folder / "template.json").parent
