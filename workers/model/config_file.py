@@ -9,6 +9,7 @@ from proto.errors import InvalidSetting
 from services.models.rope_fields import RopeFields
 
 Count = Annotated[int, msgspec.Meta(gt=0)]
+_Layers = Annotated[int, msgspec.Meta(gt=0, le=10_000)]
 _File = TypeVar("_File")
 
 
@@ -16,7 +17,7 @@ class ConfigFile(msgspec.Struct, frozen=True):
     """The fields of config.json that matter here, with the defaults that transformers gives them."""
 
     architectures: list[str]
-    num_hidden_layers: Count
+    num_hidden_layers: _Layers
     num_attention_heads: Count
     hidden_size: Count
     intermediate_size: Count

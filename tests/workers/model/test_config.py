@@ -77,6 +77,7 @@ def test_absent_sizes_follow_from_the_others(tmp_path: Path) -> None:
         ("llama", {"head_dim": 7}, "7"),
         ("llama", {"num_attention_heads": 128}, "even head size, not 0"),
         ("llama", {"num_hidden_layers": 0}, "num_hidden_layers"),
+        ("llama", {"num_hidden_layers": 2**40}, "num_hidden_layers"),
         ("llama", {"hidden_size": "absent"}, "hidden_size"),
         ("llama", {"use_sliding_window": True}, "LlamaForCausalLM with a sliding window"),
         ("llama", {"layer_types": ["sliding_attention"] * 4}, "LlamaForCausalLM with a sliding window"),
