@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Any
 
 import uvloop
 
@@ -13,19 +14,26 @@ from tests.frontend.scripted_mesh import Script, ScriptedWorker
 
 ANSWER = [*range(100, 160), 2]
 STREAM = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+TOLD = {"logprobs": True, "top_logprobs": 1}
 
 
 def content(body: str) -> str:
     return "".join(event["choices"][0]["delta"].get("content", "") for event in events(body)[:-1])
 
 
-async def begin(served: Served) -> asyncio.Task[str]:
+def logprobs(body: str) -> list[Any]:
+    told = [event["choices"][0]["logprobs"] for event in events(body)[:-1]]
+    return [token for part in told if part for token in part["content"]]
+
+
+async def begin(served: Served, **fields: Any) -> asyncio.Task[str]:
     """A streamed chat; returns once its first token has come to the client."""
     started = asyncio.Event()
 
     async def read() -> str:
         body = ""
-        async with served.http.stream("POST", "/v1/chat/completions", json=STREAM) as reply:
+        asked = {**STREAM, **fields}
+        async with served.http.stream("POST", "/v1/chat/completions", json=asked) as reply:
             async for chunk in reply.aiter_text():
                 body += chunk
                 started.set()
@@ -53,15 +61,17 @@ def test_frames_that_the_bus_loses_are_sent_again(serve: Serve) -> None:
     uvloop.run(body())
 
 
-def test_a_lost_worker_shows_nowhere_in_the_text(serve: Serve) -> None:
+def test_a_lost_worker_shows_nowhere_in_the_text_and_what_is_told_of_it(serve: Serve) -> None:
     async def body() -> None:
         scripts = {name: Script(lambda _: ANSWER, step_s=0.015) for name in ("w0", "w1")}
         async with serve(scripts) as served:
-            reading = await begin(served)
+            reading = await begin(served, **TOLD)
             served.mesh.kill("w0")
-            text = content(await reading)
-            expected = content((await served.chat(stream=True)).text)
-        assert text == expected
+            moved = await reading
+            alone = (await served.chat(stream=True, **TOLD)).text
+        assert content(moved) == content(alone)
+        assert logprobs(moved) == logprobs(alone)
+        assert len(logprobs(alone)) == len(ANSWER) - 1
         again = served.mesh.routed[1]
         assert again.attempt == 1
         assert again.exclude == ["w0"]
