@@ -1,8 +1,8 @@
 """What a model's weights cost and lose in fewer bits: the default model in each kind, on one thread.
 
-Run: `python -m tests.perf.weights`, some three minutes.
+Run: `python -m tests.perf.weights`, a minute and a half.
 
-`perplexity` is that of a text of some 3,900 tokens, `greedy_agreement` the share of them at which the
+`perplexity` is that of a text of some 3,700 tokens, `greedy_agreement` the share of them at which the
 likeliest token is that of float32. `decode_step_ratio` is how many times as fast as in float32 a step is that
 decodes so many sequences with 128 tokens of context each; the kinds take turns, and the median of the rounds
 counts. `prefill_ratio` is the same for a prompt of 512 tokens.
