@@ -34,10 +34,12 @@ def test_answers_are_those_of_the_whole_matrix_but_for_rounding(
     assert error_TO.square().mean().sqrt() < 0.015  # of answers of about 1 around the bias
 
 
-def test_integers_within_8_bits_are_multiplied_exactly() -> None:
-    """Also where sums of 16 bits would saturate."""
-    weight_OI, x_TI = torch.full((NUM_OUT, NUM_IN), 127.0), torch.full((3, NUM_IN), -127.0)
-    assert torch.equal(Int8Projection(weight_OI, None)(x_TI), torch.full((3, NUM_OUT), -127.0 * 127 * NUM_IN))
+@pytest.mark.parametrize("count", [3, 64])
+def test_the_largest_numbers_do_not_overflow(count: int) -> None:
+    """Also where sums of 16 bits would."""
+    whole_OI, x_TI = torch.full((NUM_OUT, NUM_IN), 127.0), torch.full((count, NUM_IN), -127.0)
+    expected_TO = torch.full((count, NUM_OUT), -127.0 * 127 * NUM_IN)
+    torch.testing.assert_close(Int8Projection(whole_OI, None)(x_TI), expected_TO, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("count", [4, 64])
