@@ -75,3 +75,8 @@ def test_a_row_and_a_column_of_zeros_give_zeros(matrix: torch.Tensor) -> None:
     found_TO = Int8Projection(weight_OI, None)(x_TI)
     assert not found_TO[1].any()
     assert not found_TO[:, 5].any()
+
+
+def test_no_rows_give_no_rows(matrix: torch.Tensor) -> None:
+    """As of a step that wants no logits."""
+    assert Int8Projection(matrix, None)(numbers(0)).shape == (0, NUM_OUT)
