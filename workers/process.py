@@ -171,7 +171,7 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
         add_role_pages(outside.admin, "/role", lambda _: parts.role_switch)
         outside.health.require_to_live("engine", lambda: str(engine.fault.values) if engine.fault else "")
         outside.health.require_to_live("transfers", lambda: transfers.ailment)
-        with EngineThread(engine):
+        with EngineThread(engine, settings.niceness):
             yield ground, parts, rank
 
 

@@ -94,6 +94,15 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     dtype: Dtype = "float32"
     weights: Weights = "full"
     threads: Annotated[int, Meta(ge=1, description="threads that torch computes with on a CPU")] = 1
+    niceness: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=19,
+            description="how much the computing yields to other threads on its cores, as those that answer "
+            "and move KV; 0: not at all",
+        ),
+    ] = 5
     num_blocks: Annotated[
         int, Meta(ge=0, description="blocks of KV in the pool; 0: as many as pool_share or pool_mib holds")
     ] = 0

@@ -1,6 +1,7 @@
 """The thread that an engine computes in: from the entry of the context to its exit, or to its own fault."""
 
 import logging
+import os
 import threading
 from types import TracebackType
 from typing import Self
@@ -16,11 +17,13 @@ class EngineThread:
 
     A thread that cannot go on ends every sequence with the reason and leaves `engine.is_healthy` False.
     Leaving the context waits for the step in progress, at most `step_stall_s`; sequences that are left get
-    no more steps.
+    no more steps. `niceness` is how much it yields to the other threads of the machine: those that answer and
+    move KV have little to do, and should do it at once also where every core computes.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, niceness: int = 0) -> None:
         self._engine = engine
+        self._niceness = niceness
         # Daemonic: a step that never returns must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -48,6 +51,8 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        if self._niceness:  # of this thread alone, and of those that it starts: Linux counts them apart
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
         try:
             while not self._engine.is_stopping:
                 if not self._engine.step_once():

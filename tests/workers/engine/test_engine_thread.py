@@ -1,6 +1,7 @@
 """The engine's thread: its start, its rest, its end by order and by fault."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -121,3 +122,17 @@ def test_a_step_that_does_not_return_is_a_fault_until_it_does() -> None:
         assert health == [False, True]
         engine.stop()
         assert thread.wait_ended(LIMIT_S)
+
+
+def test_the_thread_alone_yields_to_the_others() -> None:
+    record = WaitableRecord()
+    runner = WitnessRunner(12, 4)
+    engine = Engine(runner, small_settings(), record)
+    found: list[int] = []
+    runner.during = lambda: found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    with EngineThread(engine, niceness=before + 3):
+        engine.add(spec_of("a", PROMPT, max_tokens=1))
+        record.wait_until(lambda: "a" in record.finishes)
+    assert found == [before + 3]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
