@@ -1,6 +1,7 @@
 """The least that a step can cost on this machine: its matrix products and its attention products, alone.
 
-Nothing is looked up, normed, turned, stored, gathered or drawn; inputs lie where a product wants them.
+Nothing is looked up, normed, turned, stored, gathered or drawn; inputs lie where a product wants them. Each
+layer has KV of its own, so that it comes from as far as in a step.
 """
 
 from collections.abc import Callable
@@ -31,10 +32,10 @@ class Floor:
         config = self._config
         heads = config.num_heads // config.num_kv_heads
         q_BGRD = torch.randn(batch, config.num_kv_heads, heads, config.head_dim)
-        kv_2BGSD = torch.randn(2, batch, config.num_kv_heads, context, config.head_dim)
+        kv_L2BGSD = torch.randn(config.num_layers, 2, batch, config.num_kv_heads, context, config.head_dim)
 
-        def attend() -> None:
-            scaled_dot_product_attention(q_BGRD, kv_2BGSD[0], kv_2BGSD[1])
+        def attend(layer: int) -> None:
+            scaled_dot_product_attention(q_BGRD, kv_L2BGSD[layer, 0], kv_L2BGSD[layer, 1])
 
         return self._step(batch, batch, attend)
 
@@ -42,24 +43,25 @@ class Floor:
         """A step that computes a whole prompt, and the logits of its last token."""
         config = self._config
         q_1HSD = torch.randn(1, config.num_heads, length, config.head_dim)
-        kv_21GSD = torch.randn(2, 1, config.num_kv_heads, length, config.head_dim)
+        kv_L21GSD = torch.randn(config.num_layers, 2, 1, config.num_kv_heads, length, config.head_dim)
 
-        def attend() -> None:
-            scaled_dot_product_attention(q_1HSD, kv_21GSD[0], kv_21GSD[1], is_causal=True, enable_gqa=True)
+        def attend(layer: int) -> None:
+            k_1GSD, v_1GSD = kv_L21GSD[layer]
+            scaled_dot_product_attention(q_1HSD, k_1GSD, v_1GSD, is_causal=True, enable_gqa=True)
 
         return self._step(length, 1, attend)
 
-    def _step(self, num_tokens: int, num_logits: int, attend: Callable[[], None]) -> Callable[[], None]:
+    def _step(self, num_tokens: int, num_logits: int, attend: Callable[[int], None]) -> Callable[[], None]:
         """Every product of a layer has an input of its own: none is warm from the one before."""
         inputs = [torch.randn(num_tokens, weight_OI.shape[1]) for weight_OI in self._layers[0]]
         last_BM = torch.randn(num_logits, self._head_VM.shape[1])
 
         @torch.inference_mode()
         def run() -> None:
-            for layer in self._layers:
+            for number, layer in enumerate(self._layers):
                 for x_TI, weight_OI in zip(inputs, layer, strict=True):
                     linear(x_TI, weight_OI)
-                attend()
+                attend(number)
             linear(last_BM, self._head_VM)
 
         return run
