@@ -31,7 +31,7 @@ from tests.perf.planner_picture import Story, draw_story
 SPEED = 4.0
 HOUR_SPEED = 24.0
 HOUR_S, SETTLING_S = 3600.0, 180.0  # of the planner's time
-PHASE_S, SHORT_PHASE_S = 120.0, 24.0  # of the workers' time
+PHASE_S, SHORT_PHASE_S = 150.0, 24.0  # of the workers' time
 MIXES = (PROMPTS, ANSWERS, PROMPTS, ANSWERS)
 PERIOD_S = PlannerSettings().period_s
 SEED = 1
