@@ -10,12 +10,13 @@ Source: NATS ADR-20.
 import asyncio
 import base64
 import hashlib
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from proto.errors import DeadlineExceeded, InvalidRequest
+from proto.errors import DeadlineExceeded, Disconnected, InvalidRequest, NoResponder, Overloaded
 from proto.names import new_id
 from services.bus import Bus, Delivery
 from services.jetstream import (
@@ -157,7 +158,14 @@ class Objects:
             is_visible = await self._reveal(description, damaged, timeout_s)
         finally:
             if not is_visible:
-                await purge(self._bus, self._stream, self._chunk_subject(nuid))
+                await self._discard(self._chunk_subject(nuid))
+
+    async def _discard(self, subject: str) -> None:
+        """Chunks that nothing describes. One that was cut off on its way would be stored after the purge:
+        what is sent behind it, on the same way, takes the place of all before it, and is purged."""
+        with suppress(Overloaded, NoResponder, DeadlineExceeded, Disconnected):
+            await put_message(self._bus, subject, b"", {"Nats-Rollup": "sub"})
+        await purge(self._bus, self._stream, subject)
 
     def _describe(self, digest: str, data: bytes, nuid: str, num_chunks: int) -> _Description:
         checksum = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
