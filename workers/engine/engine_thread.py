@@ -51,8 +51,8 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        if self._niceness:  # of this thread alone, and of those that it starts: Linux counts them apart
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+        if self._niceness:
+            self._yield()
         try:
             while not self._engine.is_stopping:
                 if not self._engine.step_once():
@@ -63,3 +63,10 @@ class EngineThread:
         except Exception as error:
             log.exception("the engine ends")
             self._engine.end(InternalFault(reason=f"the engine thread died of {type(error).__name__}"))
+
+    def _yield(self) -> None:
+        """This thread alone, and those that it starts: Linux counts them apart, and others refuse."""
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+        except OSError as error:
+            log.info("the computing yields to nobody", extra={"reason": str(error)})
