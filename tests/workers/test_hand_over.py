@@ -393,7 +393,9 @@ def test_a_worker_that_is_told_to_end_hands_over_what_runs_and_is_gone_in_second
         await client.wait(lambda: "leaver" in client.wishes)
         assert client.wishes["leaver"].attempts == [(stream.request, 0)]
         moved = await Pair(pair.fleet, leaver, pair.taker).move(client, stream, prompt, max_tokens=150)
-        await client.wait(lambda: moved.offset + len(moved.tokens) >= len(stream.tokens), PATIENT_S)
+        await client.wait(
+            lambda: bool(moved.tokens) and moved.offset + len(moved.tokens) >= len(stream.tokens), PATIENT_S
+        )
         await client.cancel(stream)
         assert await asyncio.to_thread(leaver.process.wait, 10) == 0
         assert moved.end is None

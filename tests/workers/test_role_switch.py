@@ -131,7 +131,9 @@ def test_what_runs_moves_with_its_tokens_before_the_new_role_begins(
             source=source,
             **fields,
         )
-        await client.wait(lambda: moved.offset + len(moved.tokens) >= len(stream.tokens), PATIENT_S)
+        await client.wait(
+            lambda: bool(moved.tokens) and moved.offset + len(moved.tokens) >= len(stream.tokens), PATIENT_S
+        )
         assert (await ask_role(client, "left")).epoch == told.epoch
         await client.cancel(stream)
         await wait_role(client, "left", Role.PREFILL, told.epoch + 1)
