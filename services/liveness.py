@@ -95,6 +95,11 @@ class Beats:
             )
             self._is_unsure = self._num_connects != before
 
+    async def send_if_sure(self) -> None:
+        """One beat, now, unless it has to listen first: the next one then follows."""
+        if not self.may_be_lost:
+            await self.send()
+
     async def send(self) -> None:
         """One beat, now; none while disconnected, since the next one says more."""
         try:
@@ -119,8 +124,7 @@ async def send_beats(
         finally:
             forget()
             beating.cancel()
-            if not beats.may_be_lost:
-                await beats.send()
+            await beats.send_if_sure()
 
 
 class _Heard(Generic[Beat]):

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Acquaintance:
-    """Looked after at the start: who comes later beats as soon as it is there.
+    """Looked after at the start: who comes later beats as soon as the directory lists it.
 
     `obstacle` says of whom nothing was heard yet, in time: a worker that the directory lists may be dead.
 

@@ -53,6 +53,9 @@ async def serve(
             parts.publisher.on_change(beats.hurry)
             await registration.publish_agent()
             await registration.publish(term)
+            await (
+                beats.send_if_sure()
+            )  # who began to listen after the first may have looked before we were listed
             standing = Standing(
                 term, registration, ground.directory, mesh.ns, lambda: _spread(ground, parts, beats)
             )

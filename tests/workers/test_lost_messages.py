@@ -68,6 +68,7 @@ async def check(client: Client, computing: Fleet, found: list[tuple[list[int], S
     await client.wait_report("prefill", lambda report: report.num_jobs == 0)
     expected = await expected_tokens(computing, [prompt for prompt, _ in found])
     assert [stream.tokens for _, stream in found] == expected
+    assert any(stream.final.prefill == "remote" for _, stream in found)
 
 
 @pytest.mark.parametrize(

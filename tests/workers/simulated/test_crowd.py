@@ -2,7 +2,7 @@
 
 import asyncio
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from proto.control import AskHoldings, Done, Holdings, SetSlowness, Snapshot, Ta
 from proto.errors import InvalidSetting
 from proto.events import BlocksStored, KvEvents, unpack_hashes
 from proto.names import new_id
+from proto.reports import BEATS, LoadReport
 from proto.requests import Refused
 from proto.roles import Role, WorkerState
 from router.settings import RouterSettings
 from services.admin import AdminSettings
-from services.bus import Delivery
+from services.bus import Delivery, open_bus
 from services.servers import Server, reserve_port
 from tests.mesh.token_client import TokenAnswer
 from tests.router.scene import running_router
@@ -98,6 +99,29 @@ def test_each_is_a_worker_of_its_own_to_the_directory(settings: SimulateSettings
             await scene.wait_reports()
 
     asyncio.run(body())
+
+
+def test_who_is_listed_beats_for_those_that_began_to_listen_after_its_first_beat(
+    settings: SimulateSettings,
+) -> None:
+    """They looked before it was listed, and would know nothing of it until the next beat, a minute later."""
+
+    async def body() -> None:
+        rare = msgspec.structs.replace(settings.mesh, beat_s=60.0, lost_after_s=180.0)
+        heard: Counter[str] = Counter()
+        async with open_bus(settings.bus, "test") as bus:
+            await bus.subscribe(
+                subjects.beat_any(rare.ns), lambda delivery: heard.update([read_worker(delivery)])
+            )
+            async with open_simulation(msgspec.structs.replace(settings, mesh=rare)) as crowd:
+                await wait_for(lambda: all(heard[worker] == 2 for worker in crowd.workers))
+
+    asyncio.run(body())
+
+
+def read_worker(delivery: Delivery) -> str:
+    beat = BEATS.decode(delivery.payload)
+    return beat.worker if isinstance(beat, LoadReport) else ""
 
 
 def test_requests_flow_through_a_router_and_any_worker_says_the_same(settings: SimulateSettings) -> None:
