@@ -53,9 +53,8 @@ async def serve(
             parts.publisher.on_change(beats.hurry)
             await registration.publish_agent()
             await registration.publish(term)
-            await (
-                beats.send_if_sure()
-            )  # who began to listen after the first may have looked before we were listed
+            # Who began to listen after the first beat may have looked before we were listed.
+            await beats.send_if_sure()
             standing = Standing(
                 term, registration, ground.directory, mesh.ns, lambda: _spread(ground, parts, beats)
             )
