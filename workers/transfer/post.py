@@ -4,29 +4,20 @@ from typing import Final
 
 from proto.errors import KvmeshError
 from workers.transfer.copy_plan import Copies, join_copies
-from workers.transfer.transfers import OnMoved, Operation, Transfer
+from workers.transfer.transfers import OnMoved, Transfer
 
 MAX_POST_BYTES: Final = 16 * 2**20
 """Nobody else's transfer waits longer than these take, some milliseconds over shared memory."""
 
 
 class Post:
-    """Transfers of one operation with one peer, or none yet. Belongs to the thread that posts."""
+    """Transfers of one operation with one peer. Belongs to the thread that posts."""
 
-    def __init__(self, transfers: list[Transfer] | None = None) -> None:
-        self.transfers = transfers or []
-
-    @property
-    def operation(self) -> Operation:
-        return self.transfers[0].operation
-
-    @property
-    def agent(self) -> str:
-        return self.transfers[0].agent
-
-    @property
-    def remote_device(self) -> str:
-        return self.transfers[0].remote_device
+    def __init__(self, first: Transfer) -> None:
+        self.operation = first.operation
+        self.agent = first.agent
+        self.remote_device = first.remote_device
+        self.transfers = [first]
 
     @property
     def copies(self) -> Copies:
@@ -37,10 +28,13 @@ class Post:
         return sum(transfer.num_bytes for transfer in self.transfers)
 
     def try_join(self, transfer: Transfer) -> bool:
-        """Whether `transfer` leaves with these; the first of a post never does."""
-        if not self.transfers or _kind(transfer) != _kind(self.transfers[0]):
-            return False
-        if self.num_bytes + transfer.num_bytes > MAX_POST_BYTES:
+        """Whether `transfer` leaves with these."""
+        is_alike = (transfer.operation, transfer.agent, transfer.remote_device) == (
+            self.operation,
+            self.agent,
+            self.remote_device,
+        )
+        if not is_alike or self.num_bytes + transfer.num_bytes > MAX_POST_BYTES:
             return False
         self.transfers.append(transfer)
         return True
@@ -67,7 +61,3 @@ class Post:
     def end(self, fault: KvmeshError | None) -> None:
         for transfer in self.transfers:
             transfer.on_done(fault)
-
-
-def _kind(transfer: Transfer) -> tuple[Operation, str, str]:
-    return transfer.operation, transfer.agent, transfer.remote_device

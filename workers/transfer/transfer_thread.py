@@ -73,7 +73,7 @@ class TransferThread:
         self._on_landing = on_landing
         self._on_moved = on_moved
         self._orders: queue.SimpleQueue[_Order | Transfer | None] = queue.SimpleQueue()
-        self._next = Post()
+        self._next: Post | None = None
         self._moving: list[_Moving] = []
         self._leaving: set[str] = set()
         self._returning: dict[str, _Order] = {}
@@ -213,11 +213,11 @@ class TransferThread:
     def _carry_out(self, order: _Order | Transfer) -> None:
         """In the order of the queue; but a transfer waits for those behind it that may leave with it."""
         self._busy_until_s = time.monotonic() + LINGER_S
-        if isinstance(order, Transfer) and self._next.try_join(order):
+        if isinstance(order, Transfer) and self._next is not None and self._next.try_join(order):
             return
         self._post_next()
         if isinstance(order, Transfer):
-            self._next = Post([order])
+            self._next = Post(order)
         else:
             order.carry_out()
 
@@ -227,7 +227,9 @@ class TransferThread:
         return not is_at_work and time.monotonic() >= self._busy_until_s
 
     def _post_next(self) -> None:
-        post, self._next = self._next, Post()
+        post, self._next = self._next, None
+        if post is None:
+            return
         post.drop_unstartable()
         if not post.transfers:
             return

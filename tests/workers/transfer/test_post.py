@@ -53,7 +53,7 @@ def _id(transfer: Transfer) -> int:
 
 def test_transfers_of_one_kind_leave_together_in_their_order() -> None:
     told = Told()
-    post = Post([told.transfer("one")])
+    post = Post(told.transfer("one"))
     assert post.try_join(told.transfer("two", 20))
     assert post.try_join(told.transfer("three", 30))
     assert [copy.num_bytes for copy in post.copies] == [10, 20, 30]
@@ -62,24 +62,25 @@ def test_transfers_of_one_kind_leave_together_in_their_order() -> None:
 
 def test_what_goes_elsewhere_or_the_other_way_waits_for_a_post_of_its_own() -> None:
     told = Told()
-    post = Post([told.transfer("one")])
+    post = Post(told.transfer("one"))
     assert not post.try_join(told.transfer("read", operation="READ"))
     assert not post.try_join(told.transfer("other peer", agent="b"))
     assert not post.try_join(told.transfer("other device", device="cuda:0"))
     assert [_id(transfer) for transfer in post.transfers] == [1]
 
 
-def test_nothing_joins_an_empty_post_and_none_becomes_too_large() -> None:
+def test_no_post_becomes_too_large() -> None:
     told = Told()
-    assert not Post().try_join(told.transfer("first"))
-    post = Post([told.transfer("large", MAX_POST_BYTES - 10)])
+    post = Post(told.transfer("large", MAX_POST_BYTES - 10))
     assert post.try_join(told.transfer("fits"))
     assert not post.try_join(told.transfer("does not"))
 
 
 def test_those_that_may_not_start_are_refused_and_the_others_leave() -> None:
     told = Told()
-    post = Post([told.transfer("one"), told.transfer("ended", may_start=False), told.transfer("three")])
+    post = Post(told.transfer("one"))
+    assert post.try_join(told.transfer("ended", may_start=False))
+    assert post.try_join(told.transfer("three"))
     post.drop_unstartable()
     assert told.of == {"one": [], "ended": ["refused"], "three": []}
     assert [_id(transfer) for transfer in post.transfers] == [1, 3]
@@ -88,7 +89,8 @@ def test_those_that_may_not_start_are_refused_and_the_others_leave() -> None:
 @pytest.mark.parametrize("fault", [None, PeerGone(peer="a", reason="it ended")])
 def test_each_is_told_of_its_share_of_the_time_and_of_the_end(fault: KvmeshError | None) -> None:
     told = Told()
-    post = Post([told.transfer("one", 10), told.transfer("two", 30)])
+    post = Post(told.transfer("one", 10))
+    assert post.try_join(told.transfer("two", 30))
     post.tell_stalled(5.0)
     post.tell_moved(told.moved, 8.0)
     post.end(fault)
