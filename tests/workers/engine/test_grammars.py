@@ -13,6 +13,7 @@ from proto.constraints import Constraint
 from services.grammars.vocabulary import Vocabulary
 from tests.tiny_model import EOS_TOKEN_IDS, write_tiny_llama
 from tests.workers.engine.engine_desk import GREEDY, Record, spec_of
+from tests.workers.engine.tiny_torch import TINY_TORCH
 from workers.engine.engine import Engine
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.grammar_state import GrammarState
@@ -20,7 +21,7 @@ from workers.engine.runner import SampleParams
 from workers.engine.sequence import SequenceSpec
 from workers.engine.torch_loading import load_torch_runner
 from workers.engine.torch_runner import TorchRunner
-from workers.engine.torch_settings import PoolSize, TorchSettings
+from workers.engine.torch_settings import PoolSize
 
 BLOCK_SIZE = 8
 NUM_BLOCKS = 96
@@ -63,14 +64,8 @@ class Model:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
     def runner(self, num_blocks: int) -> TorchRunner:
-        settings = TorchSettings(
-            device="cpu",
-            dtype="float32",
-            weights="full",
-            num_threads=1,
-            block_size=BLOCK_SIZE,
-            pool=PoolSize(num_blocks=num_blocks),
-            push_kib=4,
+        settings = msgspec.structs.replace(
+            TINY_TORCH, block_size=BLOCK_SIZE, pool=PoolSize(num_blocks=num_blocks)
         )
         return load_torch_runner(self.folder, settings)
 

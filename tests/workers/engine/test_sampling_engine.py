@@ -14,6 +14,7 @@ from proto.requests import GenerateRequest, Sampling, Stopping
 from proto.tokens import pack_tokens
 from tests.tiny_model import write_tiny_llama
 from tests.workers.engine.engine_desk import Record
+from tests.workers.engine.tiny_torch import TINY_TORCH
 from tests.workers.near_records import assert_near
 from workers.engine.engine import Engine
 from workers.engine.engine_settings import EngineSettings
@@ -21,7 +22,7 @@ from workers.engine.runner import Runner
 from workers.engine.sequence import SequenceSpec
 from workers.engine.torch_loading import load_torch_runner
 from workers.engine.torch_runner import TorchRunner
-from workers.engine.torch_settings import PoolSize, TorchSettings
+from workers.engine.torch_settings import PoolSize
 from workers.model.batch import Chunk, build_batch
 from workers.request_spec import plan_sequence
 
@@ -35,15 +36,7 @@ PROMPT = [5, 90, 17, 300, 41, 41, 8, 77, 210, 3, 19, 450, 33, 64, 128, 255, 5, 9
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> TorchRunner:
-    settings = TorchSettings(
-        device="cpu",
-        dtype="float32",
-        weights="full",
-        num_threads=1,
-        block_size=BLOCK,
-        pool=PoolSize(num_blocks=NUM_BLOCKS),
-        push_kib=4,
-    )
+    settings = msgspec.structs.replace(TINY_TORCH, block_size=BLOCK, pool=PoolSize(num_blocks=NUM_BLOCKS))
     return load_torch_runner(write_tiny_llama(tmp_path_factory.mktemp("tiny"), layers=2), settings)
 
 

@@ -9,21 +9,13 @@ import torch
 
 from proto.errors import InvalidSetting
 from tests.tiny_model import write_tiny_llama
+from tests.workers.engine.tiny_torch import TINY_TORCH
 from workers.engine.host_memory import read_host_memory
 from workers.engine.runner import SampleParams, ScheduledSequence, StepBatch
 from workers.engine.torch_loading import load_torch_runner
 from workers.engine.torch_settings import PoolSize, TorchSettings
 from workers.model.int8_projection import has_dot_products
 
-SETTINGS = TorchSettings(
-    device="cpu",
-    dtype="float32",
-    weights="full",
-    num_threads=1,
-    block_size=8,
-    pool=PoolSize(num_blocks=24),
-    push_kib=4,
-)
 BLOCK_BYTES = 5 * 2 * 4 * 8 * 8 * 4  # layers, k and v, heads, places, head size, float32
 
 
@@ -43,7 +35,7 @@ def row(key: int) -> ScheduledSequence:
 
 
 def changed(**fields: object) -> TorchSettings:
-    return msgspec.structs.replace(SETTINGS, **fields)
+    return msgspec.structs.replace(TINY_TORCH, **fields)
 
 
 def test_the_first_of_number_share_and_size_that_is_given_makes_the_pool() -> None:
@@ -114,7 +106,7 @@ def test_a_runner_in_fewer_bits_computes_as_one_in_32_in_a_batch_or_alone(
 ) -> None:
     """But for answers that were close to each other."""
     rows = [row(key) for key in range(NUM_ROWS)]
-    full = load_torch_runner(folder, SETTINGS).run(StepBatch(rows), None)
+    full = load_torch_runner(folder, TINY_TORCH).run(StepBatch(rows), None)
     runner = load_torch_runner(folder, changed(**fields))
     together = runner.run(StepBatch(rows), None)
     alone = [runner.run(StepBatch([each]), None)[0] for each in rows]

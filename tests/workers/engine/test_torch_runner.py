@@ -3,15 +3,17 @@
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from proto.errors import InvalidSetting
 from tests.tiny_model import write_tiny_llama
+from tests.workers.engine.tiny_torch import TINY_TORCH
 from workers.engine.runner import RowResult, Runner, SampleParams, ScheduledSequence, StepAbandoned, StepBatch
 from workers.engine.torch_loading import load_torch_runner
 from workers.engine.torch_runner import TorchRunner
-from workers.engine.torch_settings import DtypeName, PoolSize, TorchSettings
+from workers.engine.torch_settings import DtypeName
 
 GREEDY = SampleParams()
 
@@ -23,16 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(folder: Path, *, dtype: DtypeName = "float32") -> TorchRunner:
     """Two layers are 4 KiB of a block in float32."""
-    settings = TorchSettings(
-        device="cpu",
-        dtype=dtype,
-        weights="full",
-        num_threads=1,
-        block_size=8,
-        pool=PoolSize(num_blocks=24),
-        push_kib=4,
-    )
-    return load_torch_runner(folder, settings)
+    return load_torch_runner(folder, msgspec.structs.replace(TINY_TORCH, dtype=dtype))
 
 
 def row(
