@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from frontend.requests.stream_hub import HubRules
-from frontend.requests.stream_state import StreamRules
+from frontend.requests.stream_rules import StreamRules
 from services.admin import AdminSettings
 from services.bus import BusSettings
 from services.directory import DirectorySettings

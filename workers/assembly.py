@@ -121,34 +121,28 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     outbox = Outbox(ground.bus, ns, term.worker, term.incarnation, settings.keep_ended_s)
     publisher = EventPublisher(ground.bus, ns, term.worker, term.incarnation, engine)
     lender = Lender(engine, ground.peers, ground.transfers, settings.max_lent_share)
-    view = ground.neighbours.view
-    limits = RemotePrefillLimits(settings.grant_wait_s, settings.landing_wait_s)
-    tracing = ground.tracing
-    remote = RemotePrefills(
-        ns, engine, lender, view, control, ground.queue, limits, settings.asks_directly, tracing
-    )
-    rules = _decode_rules(ground)
     reads = PinnedReads(engine, control, ground.transfers, ground.pool)
-    taker = _taker_tools(ground, control, reads)
-    decode_desk = DecodeDesk(
-        term,
-        ground.card,
-        engine,
-        outbox,
-        view,
-        remote,
-        taker,
-        ground.grammars,
-        rules,
-        tracing,
-        ground.metrics,
-    )
+    decode_desk = _decode_desk(ground, control, reads, outbox, lender)
     giver = HandOverGiver(engine, lender, decode_desk.served, settings.hand_over_wait_s)
     prefill_desk = _prefill_desk(ground, control, reads, held)
     hand_over = HandOver(decode_desk.served, outbox, ground.metrics)
     letting_go = LettingGo(hand_over, decode_desk, prefill_desk, lender)
     role_switch = RoleSwitch(term, ground.orders, letting_go, prefill_desk, ground.metrics)
     drainer = Drainer(term, hand_over, prefill_desk, role_switch)
+    door = WorkerDoor(
+        term,
+        decode_desk,
+        giver,
+        drainer,
+        role_switch,
+        prefill_desk,
+        outbox,
+        lender,
+        held,
+        publisher,
+        ground.time,
+        ground.tracing,
+    )
     return Parts(
         outbox=outbox,
         publisher=publisher,
@@ -161,31 +155,58 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
         drainer=drainer,
         role_switch=role_switch,
         prefill_desk=prefill_desk,
-        door=WorkerDoor(
-            term,
-            decode_desk,
-            giver,
-            drainer,
-            role_switch,
-            prefill_desk,
-            outbox,
-            lender,
-            held,
-            publisher,
-            ground.time,
-            tracing,
-        ),
-        reporter=Reporter(
-            term,
-            ground.card.name,
-            engine,
-            decode_desk,
-            prefill_desk,
-            lender,
-            publisher,
-            ground.push_pace,
-            settings.mesh.zone,
-        ),
+        door=door,
+        reporter=_reporter(ground, decode_desk, prefill_desk, lender, publisher),
+    )
+
+
+def _decode_desk(
+    ground: Ground, control: ControlClient, reads: PinnedReads, outbox: Outbox, lender: Lender
+) -> DecodeDesk:
+    settings, view = ground.settings, ground.neighbours.view
+    remote = RemotePrefills(
+        settings.mesh.ns,
+        ground.engine,
+        lender,
+        view,
+        control,
+        ground.queue,
+        RemotePrefillLimits(settings.grant_wait_s, settings.landing_wait_s),
+        settings.asks_directly,
+        ground.tracing,
+    )
+    return DecodeDesk(
+        ground.term,
+        ground.card,
+        ground.engine,
+        outbox,
+        view,
+        remote,
+        _taker_tools(ground, control, reads),
+        ground.grammars,
+        _decode_rules(ground),
+        ground.tracing,
+        ground.metrics,
+    )
+
+
+def _reporter(
+    ground: Ground,
+    decode_desk: DecodeDesk,
+    prefill_desk: PrefillDesk,
+    lender: Lender,
+    publisher: EventPublisher,
+) -> Reporter:
+    return Reporter(
+        ground.term,
+        ground.card.name,
+        ground.engine,
+        decode_desk,
+        prefill_desk,
+        lender,
+        publisher,
+        ground.push_pace,
+        ground.settings.mesh.zone,
     )
 
 

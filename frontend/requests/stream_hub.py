@@ -24,7 +24,8 @@ from frontend.requests.actions import (
     answer_stray_offset,
 )
 from frontend.requests.control_line import ControlLine
-from frontend.requests.stream_state import StreamRules, StreamState
+from frontend.requests.stream_rules import StreamRules
+from frontend.requests.stream_state import StreamState
 from frontend.requests.waker import Waker
 from proto import subjects
 from proto.codec import encode

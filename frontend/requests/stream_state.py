@@ -16,8 +16,6 @@ tokens reach as far as those that are here, or when the current one is lost.
 The machine knows no clock and no bus: every call brings `now` and returns what is to be done.
 """
 
-import msgspec
-
 from frontend.requests.actions import (
     AcknowledgeEnd,
     Actions,
@@ -29,6 +27,7 @@ from frontend.requests.actions import (
     answer_stray_offset,
 )
 from frontend.requests.attempt import Attempt, Phase
+from frontend.requests.stream_rules import StreamRules
 from frontend.requests.successor import Successor, has_failed, reaches
 from proto.errors import (
     DeadlineExceeded,
@@ -44,19 +43,6 @@ from proto.logprobs import split_records
 from proto.requests import KvSource
 from proto.streams import End, Frame, LiveOffset, Prefilled
 from proto.tokens import unpack_tokens
-
-
-class StreamRules(msgspec.Struct, frozen=True):
-    """The bounds of every wait. Units: seconds, but for `max_lost`, in workers."""
-
-    accept_s: float
-    queued_s: float
-    silence_s: float
-    resend_s: float
-    outage_s: float
-    reroute_s: float
-    max_lost: int
-
 
 Outcome = End | KvmeshError
 

@@ -11,7 +11,8 @@ from frontend.requests.actions import (
     CancelQueued,
     Route,
 )
-from frontend.requests.stream_state import StreamRules, StreamState
+from frontend.requests.stream_rules import StreamRules
+from frontend.requests.stream_state import StreamState
 from proto.errors import (
     DeadlineExceeded,
     Disconnected,
