@@ -15,10 +15,8 @@ from workers.model.batch import ForwardBatch
 from workers.model.reach import DecodeGroup, Span, plan_reach
 
 _GATHERED_BYTES = 3 * 2**19
-"""What one gather copies of a layer's KV on a CPU: so much stays in a core's second cache until it is read.
-
-A batch of 32 contexts of 512 gathered at once is written to memory and read back, which takes as long again
-as the reading of the pool itself."""
+"""What one gather copies of a layer's KV on a CPU: so much stays in a core's second cache until it is read. A
+batch of 32 contexts of 512 that was gathered at once was written to memory and read back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +65,7 @@ class PagedAttention:
         self._dtype = pool_NLKGPD.dtype
         runs_T2G = self._run_rows(batch.blocks_T)
         self._written_rows = (runs_T2G * self._block_size + batch.places_T[:, None, None]).flatten()
-        is_cached = pool_NLKGPD.device.type == "cpu"
-        token_bytes = 2 * self._num_kv_heads * self._head_dim * pool_NLKGPD.itemsize
-        self._most_gathered = _GATHERED_BYTES // token_bytes if is_cached else None
+        self._most_gathered = _most_gathered(pool_NLKGPD)
         plans = {window: self._plan(batch, window) for window in set(windows)}
         self._plans = [plans[window] for window in windows]
 
@@ -168,3 +164,11 @@ class PagedAttention:
     def _mask(self, is_hidden: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(is_hidden.shape, dtype=self._dtype, device=is_hidden.device)
         return mask.masked_fill_(is_hidden, -torch.inf)
+
+
+def _most_gathered(pool_NLKGPD: torch.Tensor) -> int | None:
+    """How many tokens of a layer one gather may copy on a CPU; None, any, on other devices."""
+    if pool_NLKGPD.device.type != "cpu":
+        return None
+    _, _, sides, num_kv_heads, _, head_dim = pool_NLKGPD.shape
+    return _GATHERED_BYTES // (sides * num_kv_heads * head_dim * pool_NLKGPD.itemsize)
