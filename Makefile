@@ -6,13 +6,14 @@ STATE       ?= .state
 MODEL       ?= smollm2-135m
 TORCH_INDEX ?=
 ARGS        ?=
+JOBS        ?= 2
 
 VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo-roles test check bench soak clean
+.PHONY: help setup serve demo-roles test test-parts test-whole check bench soak clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,9 +36,16 @@ demo-roles: setup ## watch the roles of simulated workers follow a load that swi
 	@$(BIN)/kvmesh pull smollm2-135m >/dev/null
 	@$(BIN)/kvmesh demo-roles --state $(STATE)/demo-roles $(ARGS)
 
-test: setup ## the short forms of every test, in minutes
+test: test-parts test-whole ## the short forms of every test, in minutes
+
+test-parts: setup ## those of single parts, JOBS=2 files at a time
 	@$(BIN)/kvmesh pull smollm2-135m
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" --ignore tests/workers --ignore tests/mesh \
+	  --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-whole: setup ## those of workers and of whole meshes, one after the other: each keeps the machine busy
+	@$(BIN)/kvmesh pull smollm2-135m
+	@$(BIN)/python -m pytest -m "not slow" tests/workers tests/mesh $(ARGS)
 
 soak: setup ## the long forms
 	@$(BIN)/kvmesh pull smollm2-135m

@@ -1,63 +1,38 @@
 """One call from prompts to text: templated, tokenised, checked, routed, read. Knows no HTTP and no JSON."""
 
 import asyncio
-import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
 
-from frontend.models import ModelDirectory, ServedModel
+from frontend.choices import AnswerOrder, ChoiceMaker, num_prompt_best
+from frontend.manner import find_manner
+from frontend.models import ServedModel
+from frontend.plan import Plan, Prompt
+from frontend.prompt_reader import PromptReader, check_tokens
 from frontend.requests.stream_hub import StreamHub
 from frontend.requests.waker import Waker
-from frontend.shown_tokens import ShownToken
-from frontend.text.chat_messages import Chat
-from frontend.text.tokenize_pool import TokenizePool
 from frontend.text_choice import ChoiceFacts, Piece, TextChoice
+from frontend.token_scores import TokenScores
 from frontend.traffic import Traffic
-from proto.constraints import Constraint
 from proto.errors import DeadlineExceeded, GoElsewhere, InvalidRequest, KvmeshError, PromptTooLong
 from proto.logprobs import check_scores
-from proto.names import new_id
-from proto.requests import MAX_SEED, GenerateRequest, Sampling, Stopping
-from proto.tokens import pack_tokens
+from proto.requests import Sampling
 from services.grammars.trials import Trials
 from services.metrics import FrontendMetrics
 from services.tracing import Tracing
 
-Prompt = Chat | str | list[int]
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """What a client asks for, checked as far as it can be without the model.
-
-    `prompt_field` is how the client names its prompts; `max_tokens` None: all that the context holds;
-    `seed` None: any, over that of `sampling`; `wanted_worker` the only worker that may serve it.
-    """
-
-    model: str
-    prompts: Sequence[Prompt]
-    prompt_field: str
-    max_tokens: int | None = None
-    sampling: Sampling = Sampling()
-    seed: int | None = None
-    stops: tuple[str, ...] = ()
-    stop_tokens: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    salt: str = ""
-    priority: int = 0
-    wanted_worker: str = ""
-    constraint: Constraint | None = None
-
 
 class Usage(msgspec.Struct, frozen=True):
-    """Units: tokens, over all choices."""
+    """Units: tokens, over all choices; those of a prompt once for all its choices. `num_reasoning` of those
+    out; None for a model that does not tell its reasoning apart."""
 
     num_prompt: int
     num_out: int
     num_cached: int
+    num_reasoning: int | None = None
 
 
 class Generation:
@@ -80,16 +55,22 @@ class Generation:
             await self._waker.wait()
 
     def usage(self) -> Usage:
+        leaders = [choice for choice in self._choices if choice.leader is None]
         return Usage(
-            num_prompt=sum(choice.num_prompt for choice in self._choices),
+            num_prompt=sum(choice.num_prompt for choice in leaders),
             num_out=sum(choice.num_out for choice in self._choices),
-            num_cached=sum(choice.num_cached for choice in self._choices),
+            num_cached=sum(choice.num_cached for choice in leaders),
+            num_reasoning=self._num_reasoning(),
         )
+
+    def _num_reasoning(self) -> int | None:
+        told = [choice.num_reasoning for choice in self._choices if choice.tells_reasoning]
+        return sum(told) if told else None
 
     def facts(self, index: int) -> ChoiceFacts:
         return self._choices[index].facts()
 
-    def prompt_scores(self, index: int) -> list[ShownToken]:
+    def prompt_scores(self, index: int) -> list[TokenScores]:
         return self._choices[index].prompt_scores()
 
     @property
@@ -114,26 +95,22 @@ class Generator:
         self,
         client: str,
         *,
-        models: ModelDirectory,
-        pool: TokenizePool,
+        reader: PromptReader,
         trials: Trials,
         hub: StreamHub,
         request_limit_s: float,
-        tokenize_limit_s: float,
         tracing: Tracing,
         metrics: FrontendMetrics,
         traffic: Traffic,
     ) -> None:
-        self.metrics = metrics
-        self._traffic = traffic
+        self.reader = reader
+        self._metrics = metrics
         self._tracing = tracing
         self._client = client
-        self._models = models
-        self._pool = pool
         self._trials = trials
-        self._hub = hub
+        self._choices = ChoiceMaker(client, hub, metrics, traffic)
+        self._max_choices = hub.max_live
         self._request_limit_s = request_limit_s
-        self._tokenize_limit_s = tokenize_limit_s
         self._is_admitting = True
         self._num_open = 0
         self._idle = asyncio.Event()
@@ -162,20 +139,23 @@ class Generator:
             raise DeadlineExceeded(what=f"the drain of {self._num_open} calls", limit_s=limit_s) from error
 
     @asynccontextmanager
-    async def open(self, plan: Plan) -> AsyncIterator[Generation]:
+    async def open(self, plan: Plan, arrived_s: float) -> AsyncIterator[Generation]:
         """Every prompt of `plan` is on its way; at the end of the body what still runs is cancelled.
 
         Cancel: before the body nothing has been sent.
 
+        Units: `arrived_s`, from when on the client waits, on the monotonic clock. Its time for the request
+            begins now: what it took to send it is bounded by itself.
+
         Raises:
             KvmeshError: what is wrong with the request, or with the mesh.
         """
-        arrived_s = time.monotonic()
+        deadline_s = time.monotonic() + self._request_limit_s
         outcome = "cancelled"
         self._count_open(1)
         try:
             with self._tracing.span("request", model=plan.model):
-                generation = await self._begin(plan, arrived_s)
+                generation = await self._begin(plan, arrived_s, deadline_s)
                 try:
                     yield generation
                     outcome = generation.outcome
@@ -187,117 +167,69 @@ class Generator:
             raise
         finally:
             self._count_open(-1)
-            self.metrics.duration_s.observe(time.monotonic() - arrived_s)
-            self.metrics.finished(outcome)
+            self._metrics.duration_s.observe(time.monotonic() - arrived_s)
+            self._metrics.finished(outcome)
 
     def _count_open(self, change: int) -> None:
         self._num_open += change
-        self.metrics.running.set(self._num_open)
+        self._metrics.running.set(self._num_open)
         if self._num_open:
             self._idle.clear()
         else:
             self._idle.set()
 
     def _count_cached(self, generation: Generation) -> None:
-        self.metrics.cached_tokens.inc(generation.usage().num_cached)
+        self._metrics.cached_tokens.inc(generation.usage().num_cached)
 
-    async def _begin(self, plan: Plan, arrived_s: float) -> Generation:
+    async def _begin(self, plan: Plan, arrived_s: float, deadline_s: float) -> Generation:
         if not self._is_admitting:
             raise GoElsewhere(worker=self._client, reason="this frontend is ending")
+        if len(plan.prompts) * plan.num_each > self._max_choices:
+            raise InvalidRequest(field="n", reason=f"{self._max_choices} sequences at once are served here")
         try:
             async with asyncio.timeout(self._request_limit_s):
-                model = await self._models.load(self._models.find(plan.model))
-                if plan.constraint is not None:
-                    await self._trials.check(plan.constraint)
-                prompts = [await self._tokenize(model, prompt) for prompt in plan.prompts]
+                model = await self.reader.load(plan.model)
+                prompts = [await self.reader.tokens(model, prompt) for prompt in plan.prompts]
+                manner = find_manner(plan, model, prompts[0])
+                if manner.constraint is not None:
+                    await self._trials.check(manner.constraint)
         except TimeoutError as error:
             raise DeadlineExceeded(what="the request", limit_s=self._request_limit_s) from error
-        for tokens in prompts:
-            _check_prompt(model, tokens, plan.prompt_field)
-            check_scores(plan.sampling.prompt_logprobs, len(tokens))
+        for prompt, tokens in zip(plan.prompts, prompts, strict=True):
+            _check_prompt(model, prompt, tokens, plan)
         _check_bias(model, plan.sampling)
-        return self._send(plan, model, prompts, arrived_s)
+        return self._send(AnswerOrder(plan, model, manner, Waker(), arrived_s, deadline_s), prompts)
 
-    async def _tokenize(self, model: ServedModel, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, list):
-            return prompt
-        tokenizer, limit_s = model.text.tokenizer, self._tokenize_limit_s
-        if isinstance(prompt, str):
-            return await self._pool.encode(tokenizer, prompt, add_special_tokens=True, limit_s=limit_s)
-        if model.text.template is None:
-            raise InvalidRequest(field="model", reason=f"{model.card.name!r} has no chat template")
-        return await self._pool.encode_chat(model.text.template, tokenizer, prompt, limit_s)
-
-    def _send(self, plan: Plan, model: ServedModel, prompts: list[list[int]], arrived_s: float) -> Generation:
-        waker = Waker()
+    def _send(self, order: AnswerOrder, prompts: list[list[int]]) -> Generation:
         choices: list[TextChoice] = []
         try:
-            for index, tokens in enumerate(prompts):
-                choices.append(self._begin_choice(index, plan, model, tokens, waker, arrived_s))
+            for prompt, tokens in zip(order.plan.prompts, prompts, strict=True):
+                self._choices.begin(choices, order, tokens, prompt if isinstance(prompt, str) else None)
         except KvmeshError:
-            Generation(choices, waker).close()
+            Generation(choices, order.waker).close()
             raise
-        return Generation(choices, waker)
-
-    def _begin_choice(
-        self, index: int, plan: Plan, model: ServedModel, tokens: list[int], waker: Waker, arrived_s: float
-    ) -> TextChoice:
-        ends = () if plan.ignore_eos else model.card.eos_tokens
-        stop_tokens = frozenset((*ends, *plan.stop_tokens))
-        request = self._request(plan, model, tokens, arrived_s)
-        choice = TextChoice(
-            index,
-            self._hub.begin(request, stop_tokens, waker),
-            self._hub,
-            model.text.tokenizer,
-            plan.stops,
-            stop_tokens,
-            len(tokens),
-            arrived_s,
-            self.metrics,
-            self._traffic.begin(plan.model, len(tokens)),
-        )
-        self.metrics.tokens_in.inc(len(tokens))
-        return choice
-
-    def _request(
-        self, plan: Plan, model: ServedModel, tokens: list[int], arrived_s: float
-    ) -> GenerateRequest:
-        room = model.card.context_tokens - len(tokens)
-        seed = secrets.randbelow(MAX_SEED) if plan.seed is None else plan.seed & MAX_SEED
-        return GenerateRequest(
-            request=new_id(),
-            attempt=0,
-            model=plan.model,
-            client=self._client,
-            prompt=pack_tokens(tokens),
-            sampling=msgspec.structs.replace(plan.sampling, seed=seed),
-            stopping=Stopping(
-                min(plan.max_tokens or room, room), list(plan.stop_tokens), plan.ignore_eos, plan.min_tokens
-            ),
-            deadline_s=max(0.001, arrived_s + self._request_limit_s - time.monotonic()),
-            salt=plan.salt,
-            priority=plan.priority,
-            wanted_worker=plan.wanted_worker,
-            constraint=plan.constraint,
-        )
+        return Generation(choices, order.waker)
 
 
-def _check_prompt(model: ServedModel, tokens: list[int], field: str) -> None:
+def _check_prompt(model: ServedModel, prompt: Prompt, tokens: list[int], plan: Plan) -> None:
     """
     Raises:
-        InvalidRequest: no token, or one that the model does not have.
+        InvalidRequest: no token, one that the model does not have, or more than could be told of.
         PromptTooLong: no room for an answer is left.
     """
     if not tokens:
-        raise InvalidRequest(field=field, reason="it has no tokens")
+        raise InvalidRequest(field=plan.prompt_field, reason="it has no tokens")
     if len(tokens) >= model.card.context_tokens:
-        raise PromptTooLong(num_tokens=len(tokens), limit_tokens=model.card.context_tokens)
-    if not 0 <= min(tokens) <= max(tokens) < model.card.vocab_size:
-        raise InvalidRequest(field=field, reason=f"token ids are 0 to {model.card.vocab_size - 1}")
+        numbers = {"num_tokens": len(tokens), "limit_tokens": model.card.context_tokens}
+        raise PromptTooLong(field=plan.prompt_field, **numbers)
+    vocab_size = model.card.vocab_size
+    # a look at each of 100,000 tokens holds up the loop: not at those that are surely the model's
+    if isinstance(prompt, list) or model.text.tokenizer.vocab_size > vocab_size:
+        check_tokens(tokens, vocab_size, plan.prompt_field)
+    field = "prompt_logprobs" if plan.sampling.prompt_logprobs is not None else "logprobs"
+    check_scores(num_prompt_best(plan), len(tokens), field)
 
 
 def _check_bias(model: ServedModel, sampling: Sampling) -> None:
     """Raises InvalidRequest: a token that the model does not have."""
-    if any(not 0 <= token < model.card.vocab_size for token in sampling.logit_bias):
-        raise InvalidRequest(field="logit_bias", reason=f"token ids are 0 to {model.card.vocab_size - 1}")
+    check_tokens(sampling.logit_bias, model.card.vocab_size, "logit_bias")

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from frontend.parsing.speech import Speech, find_speech
 from frontend.text.chat_template import ChatTemplate, compile_chat_template
 from frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from proto import keys
@@ -19,10 +20,7 @@ from services.liveness import Liveness
 from services.objects import Objects
 from services.tasks import open_tasks
 
-_log = logging.getLogger(__name__)
-
-KEPT_TEXTS = 64
-
+log = logging.getLogger(__name__)
 
 _Card = TypeVar("_Card")
 
@@ -32,6 +30,15 @@ class ModelText(msgspec.Struct, frozen=True):
 
     tokenizer: TextTokenizer
     template: ChatTemplate | None
+    speech: Speech
+
+
+class _TextKey(msgspec.Struct, frozen=True):
+    """All of a card that its text is made of."""
+
+    files: TextFiles
+    tool_parser: str
+    reasoning_parser: str
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -49,25 +56,35 @@ class ModelDirectory:
         liveness: Liveness[AnyBeat],
         ns: str,
         files_limit_s: float,
+        kept_bytes: int,
+        max_kept: int,
     ) -> None:
         self._directory = directory
         self._objects = objects
         self._liveness = liveness
         self._ns = ns
+        self._has_served = asyncio.Event()
         self._files_limit_s = files_limit_s
+        self._kept_bytes = kept_bytes
+        self._max_kept = max_kept
         self._cards: dict[str, ModelCard] = {}
         self._workers: dict[str, WorkerCard] = {}
         self._listed: set[str] = set()
         self._listed_models: set[str] = set()
-        self._texts: dict[TextFiles, ModelText] = {}
-        self._reading: dict[TextFiles, asyncio.Lock] = {}
+        self._texts: dict[_TextKey, ModelText] = {}
+        self._reading: dict[_TextKey, asyncio.Lock] = {}
 
     async def follow(self) -> None:
         """Without end."""
-        self._liveness.on_change(self._apply_lost)
+        self._liveness.on_change(self._apply_life)
         async with open_tasks() as tasks:
             tasks.create_task(self._follow_models(), name="models")
             tasks.create_task(self._follow_workers(), name="workers")
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """What the tokenizers of all models keep of chats."""
+        return sum(text.tokenizer.num_kept_bytes for text in self._texts.values())
 
     def find(self, name: str) -> ModelCard:
         """The card of a model that a request may be sent to.
@@ -87,6 +104,10 @@ class ModelDirectory:
         """By name: the models with a decode worker that takes work."""
         return [card for name, card in sorted(self._cards.items()) if self._is_served(name)]
 
+    async def wait_served(self) -> None:
+        """Returns once a model can be served, or could be at some time before."""
+        await self._has_served.wait()
+
     async def load(self, card: ModelCard) -> ServedModel:
         """The card with its tokenizer and template, which are read once and kept.
 
@@ -94,27 +115,29 @@ class ModelDirectory:
             DeadlineExceeded, Disconnected: the object store does not give the files in time.
             InternalFault: what it gives is no tokenizer, or no template.
         """
-        files = card.text
-        if files not in self._texts:
-            async with self._reading.setdefault(files, asyncio.Lock()):
-                if files not in self._texts:
-                    self._keep(files, await self._read_text(files))
-        return ServedModel(card, self._texts[files])
+        key = _TextKey(card.text, card.tool_parser, card.reasoning_parser)
+        if key not in self._texts:
+            async with self._reading.setdefault(key, asyncio.Lock()):
+                try:
+                    if key not in self._texts:
+                        self._keep(key, await self._read_text(key))
+                finally:
+                    self._reading.pop(key, None)
+        return ServedModel(card, self._texts[key])
 
-    def _keep(self, files: TextFiles, text: ModelText) -> None:
-        while len(self._texts) >= KEPT_TEXTS:
-            oldest = next(iter(self._texts))
-            del self._texts[oldest]
-            self._reading.pop(oldest, None)
-        self._texts[files] = text
+    def _keep(self, key: _TextKey, text: ModelText) -> None:
+        while len(self._texts) >= self._max_kept:
+            del self._texts[next(iter(self._texts))]
+        self._texts[key] = text
 
-    async def _read_text(self, files: TextFiles) -> ModelText:
+    async def _read_text(self, key: _TextKey) -> ModelText:
+        files = key.files
         try:
             tokenizer_json = await self._objects.get(files.tokenizer, self._files_limit_s)
             source = b""
             if files.chat_template:
                 source = await self._objects.get(files.chat_template, self._files_limit_s)
-            return await asyncio.to_thread(_build_text, tokenizer_json, source, files)
+            return await asyncio.to_thread(_build_text, tokenizer_json, source, key, self._kept_bytes)
         except (InvalidRequest, InvalidSetting, UnicodeDecodeError) as error:
             raise InternalFault(reason=f"the model's text files: {error}") from error
 
@@ -127,9 +150,15 @@ class ModelDirectory:
         role, state = _newest(card, self._liveness.last(card.worker))
         return role is Role.DECODE and state is WorkerState.READY
 
-    def _apply_lost(self, process: str, is_alive: bool) -> None:
-        if not is_alive:
+    def _apply_life(self, process: str, is_alive: bool) -> None:
+        if is_alive:
+            self._note_served()
+        else:
             self._forget_gone()
+
+    def _note_served(self) -> None:
+        if not self._has_served.is_set() and self.served():
+            self._has_served.set()
 
     def _forget_gone(self) -> None:
         """A vanished key alone ends nothing: a worker is forgotten once its beats have ended too.
@@ -143,6 +172,7 @@ class ModelDirectory:
         }
         kept = self._listed_models | {card.model for card in self._workers.values()}
         self._cards = {name: card for name, card in self._cards.items() if name in kept}
+        self._note_served()
 
     async def _follow_models(self) -> None:
         async with self._directory.watch(keys.models(self._ns)) as changes:
@@ -193,12 +223,15 @@ def _read_all(entries: list[Entry], kind: type[_Card]) -> list[_Card]:
         try:
             cards.append(decode(entry.value, kind))
         except InvalidRequest as error:
-            _log.warning("a card cannot be read: %s", error, extra={"key": entry.key})
+            log.warning("a card cannot be read: %s", error, extra={"key": entry.key})
     return cards
 
 
-def _build_text(tokenizer_json: bytes, template_source: bytes, files: TextFiles) -> ModelText:
+def _build_text(tokenizer_json: bytes, template_source: bytes, key: _TextKey, kept_bytes: int) -> ModelText:
     """Takes up to a second: not on the event loop."""
-    special = {"bos_token": files.bos_token, "eos_token": files.eos_token}
-    template = compile_chat_template(template_source.decode(), special) if template_source else None
-    return ModelText(load_tokenizer(tokenizer_json), template)
+    special = {"bos_token": key.files.bos_token, "eos_token": key.files.eos_token}
+    source = template_source.decode()
+    template = compile_chat_template(source, special) if source else None
+    tokenizer = load_tokenizer(tokenizer_json, kept_bytes)
+    speech = find_speech(key.tool_parser, key.reasoning_parser, source, tokenizer.special_token)
+    return ModelText(tokenizer, template, speech)

@@ -1,9 +1,9 @@
 """The frontend as a process: what it opens, in which order, and how it ends.
 
 ```
- admin, bus, directory, beats ─► stream subject heard ─► models known ─► HTTP open ─► registered
-                                                                                          │
- closed ◄─ beat "leaving" ◄─ HTTP closed ◄─ streams drained ◄─ admits no more ◄─ unregistered
+ admin, bus, directory, beats ─► stream subject heard ─► models known ─► doors open ─► registered
+                                                                                           │
+ closed ◄─ beat "leaving" ◄─ doors closed ◄─ streams drained ◄─ admits no more ◄─ unregistered
 ```
 """
 
@@ -13,10 +13,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from frontend.generation import Generator
-from frontend.http.app import BodyLimits, make_app
+from frontend.http.app import OpenAiApi, make_app
+from frontend.http.body_reader import BodyLimits
+from frontend.http.direct_posts import DirectPosts
+from frontend.kserve.app import add_kserve
 from frontend.models import ModelDirectory
+from frontend.prompt_reader import PromptReader
 from frontend.requests.stream_hub import StreamHub, open_stream_hub
 from frontend.settings import FrontendSettings
+from frontend.side_door.door import SideDoor, open_side_door
 from frontend.text.tokenize_pool import open_tokenize_pool
 from frontend.traffic import Traffic
 from proto import keys, subjects
@@ -35,10 +40,11 @@ from services.logs import set_up_logs
 from services.metrics import FrontendMetrics, Metrics
 from services.objects import Objects
 from services.presence import beating, registered
+from services.process import stop_collecting_what_stands
 from services.tasks import open_tasks
 from services.tracing import Tracing, open_tracing
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 OnOpen = Callable[[str], None]
 
@@ -49,7 +55,12 @@ async def run_frontend(settings: FrontendSettings, shutdown: asyncio.Event) -> N
     """A frontend's life: until `shutdown` is set and its streams have ended, or were given their time."""
     frontend = new_id()
     set_up_logs(settings.logs, "frontend", frontend)
-    await serve_frontend(settings, frontend, shutdown, lambda url: _log.info("serving at %s", url))
+
+    def on_open(url: str) -> None:
+        log.info("serving at %s", url)
+        stop_collecting_what_stands()
+
+    await serve_frontend(settings, frontend, shutdown, on_open)
 
 
 async def serve_frontend(
@@ -101,7 +112,13 @@ class FrontendService:
         self._traffic = Traffic()
         objects = Objects(bus, settings.objects, subjects.objects_bucket(settings.mesh.ns))
         self._models = ModelDirectory(
-            directory, objects, liveness, settings.mesh.ns, settings.text_files_limit_s
+            directory,
+            objects,
+            liveness,
+            settings.mesh.ns,
+            settings.text_files_limit_s,
+            settings.tokenize_kept_bytes,
+            settings.kept_models,
         )
 
     async def serve(self, shutdown: asyncio.Event, on_open: OnOpen) -> None:
@@ -110,7 +127,7 @@ class FrontendService:
         async with (
             self._beating(),
             self._following_models(),
-            open_tokenize_pool(settings.tokenize_threads, settings.tokenize_queue) as pool,
+            open_tokenize_pool(settings.tokenize_limits) as pool,
             open_trials() as trials,
             open_stream_hub(
                 self._bus,
@@ -124,12 +141,10 @@ class FrontendService:
         ):
             generator = Generator(
                 self._frontend,
-                models=self._models,
-                pool=pool,
+                reader=PromptReader(self._models, pool, settings.tokenize_limit_s),
                 trials=trials,
                 hub=hub,
                 request_limit_s=settings.request_limit_s,
-                tokenize_limit_s=settings.tokenize_limit_s,
                 tracing=self._tracing,
                 metrics=self._metrics,
                 traffic=self._traffic,
@@ -141,13 +156,46 @@ class FrontendService:
     ) -> None:
         """Registered once requests are taken; unregistered before any is refused."""
         settings = self._settings
-        app = make_app(generator, self._models, BodyLimits(settings.body_limit_bytes, settings.body_limit_s))
-        async with serve_http(app, settings.host, settings.port, setting="frontend.port") as address:
-            self._show_health(generator)
-            async with self._registered(address.url):
-                on_open(address.url)
+        limits = BodyLimits(settings.body_limit_bytes, settings.body_limit_s)
+        api = OpenAiApi(generator, self._models, limits)
+        app = make_app(api)
+        if settings.kserve:
+            add_kserve(app, generator, self._models, limits)
+        async with (
+            serve_http(
+                DirectPosts(app, api.direct_posts(), api.border),
+                settings.host,
+                settings.port,
+                setting="frontend.port",
+                shares_port=settings.shares_port,
+            ) as http,
+            self._side_door(generator) as door,
+        ):
+            self._show_health(generator, door)
+            async with self._registered(http.url):
+                on_open(http.url)
                 await shutdown.wait()
+            if settings.shares_port:
+                http.stop_listening()  # the others on the port take what comes from now on
+            if door is not None:
+                await door.stop_taking()  # and those in the queue group what comes over NATS
             await self._drain(generator, hub)
+
+    @asynccontextmanager
+    async def _side_door(self, generator: Generator) -> AsyncIterator[SideDoor | None]:
+        if not self._settings.side_door:
+            yield None
+            return
+        async with open_side_door(
+            self._bus,
+            self._settings.mesh.ns,
+            self._frontend,
+            generator=generator,
+            models=self._models,
+            rules=self._settings.door_rules,
+            metrics=self._metrics,
+        ) as door:
+            yield door
 
     async def _drain(self, generator: Generator, hub: StreamHub) -> None:
         """Streams end by themselves, or at the limit with a typed error; then the port closes."""
@@ -155,17 +203,20 @@ class FrontendService:
         try:
             await generator.wait_idle(self._settings.mesh.drain_limit_s)
         except DeadlineExceeded as error:
-            _log.warning("%s", error)
+            log.warning("%s", error)
             hub.fail_all(GoElsewhere(worker=self._frontend, reason="this frontend is ending"))
             with suppress(DeadlineExceeded):
                 await generator.wait_idle(CUT_OFF_S)
 
-    def _show_health(self, generator: Generator) -> None:
+    def _show_health(self, generator: Generator, door: SideDoor | None) -> None:
         require = self._health.require_to_be_ready
         require("bus", lambda: "" if self._bus.is_connected else "not connected")
         require("requests", lambda: "" if generator.is_admitting else "takes none any more")
         require("models", lambda: "" if self._models.served() else "no model can be served")
+        if door is not None:
+            require("side door", lambda: "" if door.is_taking else "takes no requests from NATS")
         self._health.note_started()
+        self._metrics.tokenize_kept_bytes.set_function(lambda: self._models.num_kept_bytes)
 
     @asynccontextmanager
     async def _following_models(self) -> AsyncIterator[None]:

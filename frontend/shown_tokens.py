@@ -8,14 +8,7 @@ from collections import deque
 
 import msgspec
 
-
-class TokenScore(msgspec.Struct, frozen=True):
-    """A token and its log-probability. `spelling` is its text, which may be a part of a character."""
-
-    token: int
-    spelling: bytes
-    logprob: float
-    rank: int
+from frontend.token_scores import TokenScore
 
 
 class ShownToken(msgspec.Struct, frozen=True):
@@ -27,12 +20,15 @@ class ShownToken(msgspec.Struct, frozen=True):
 
 
 class ShownTokens:
-    """One answer's. Every token is pushed, with the text that it completes, before that text is shown."""
+    """One answer's. Every token is pushed, with the text that it completes, before that text is shown.
 
-    def __init__(self) -> None:
+    `num_before` characters stand before its first token.
+    """
+
+    def __init__(self, num_before: int = 0) -> None:
         self._waiting: deque[tuple[int, ShownToken]] = deque()
-        self._num_pushed = 0
-        self._num_shown = 0
+        self._num_pushed = num_before
+        self._num_shown = num_before
 
     def push(self, own: TokenScore, best: list[TokenScore], num_chars: int, *, ends_within: bool) -> None:
         """The next token: with it the text is `num_chars` longer, and it `ends_within` the next character."""

@@ -1,31 +1,36 @@
 """One choice of an answer: a request's tokens become text that stops where it should."""
 
-import time
+from typing import Literal
 
 import msgspec
 
+from frontend.choice_meter import ChoiceMeter
+from frontend.parsing.answer_parser import joined
+from frontend.parsing.delta import Delta
+from frontend.parsing.speech import Manner
 from frontend.requests.stream_hub import LiveRequest, StreamHub
-from frontend.shown_tokens import ShownToken, ShownTokens, TokenScore
+from frontend.shown_prompt import ShownPrompt
+from frontend.shown_tokens import ShownToken, ShownTokens
 from frontend.text.detokenizer import Detokenizer
-from frontend.text.stop_strings import StopStrings
+from frontend.text.stop_strings import Cut, StopStrings
 from frontend.text.tokenizer import TextTokenizer
-from frontend.traffic import RequestAccount
-from proto.errors import InternalFault, InvalidRequest, KvmeshError
-from proto.logprobs import split_records, unpack_logprobs
+from frontend.token_scores import TokenScores, read_scores
+from proto.errors import KvmeshError
 from proto.requests import FinishReason
 from proto.streams import End, Prefilled
-from proto.tokens import unpack_tokens
-from services.metrics import FrontendMetrics
+
+ShownFinish = FinishReason | Literal["tool_calls"]
 
 
 class Piece(msgspec.Struct, frozen=True):
     """Text of one choice, with the tokens that are shown with it if they were asked for, and at its end how
-    it finished."""
+    it finished. `delta` is all that is told where that is not just text: reasoning, calls, or nothing."""
 
     index: int
     text: str
-    finish: FinishReason | None = None
+    finish: ShownFinish | None = None
     tokens: list[ShownToken] = []
+    delta: Delta | None = None
 
 
 class ChoiceFacts(msgspec.Struct, frozen=True, omit_defaults=False):
@@ -43,8 +48,27 @@ class ChoiceFacts(msgspec.Struct, frozen=True, omit_defaults=False):
     total_s: float
 
 
+class ChoiceRules(msgspec.Struct, frozen=True):
+    """What a choice shows, and where it ends.
+
+    `num_best` alternatives are told of with each of its tokens, `num_prompt_best` with those of its prompt;
+    None: nothing is. `is_silent`: it shows no token of its own.
+    """
+
+    stops: tuple[str, ...]
+    stop_tokens: frozenset[int]
+    min_tokens: int
+    num_best: int | None
+    num_prompt_best: int | None
+    echoes: bool
+    is_silent: bool
+
+
 class TextChoice:
-    """Reads one live request. What it gives does not depend on how the tokens were cut into frames."""
+    """Reads one live request. What it gives does not depend on how the tokens were cut into frames.
+
+    Choices of the same prompt have the first of them as their `leader`, which has none.
+    """
 
     def __init__(
         self,
@@ -52,29 +76,40 @@ class TextChoice:
         live: LiveRequest,
         hub: StreamHub,
         tokenizer: TextTokenizer,
-        stops: tuple[str, ...],
-        stop_tokens: frozenset[int],
-        num_prompt: int,
-        arrived_s: float,
-        metrics: FrontendMetrics,
-        account: RequestAccount,
+        prompt: ShownPrompt,
+        rules: ChoiceRules,
+        meter: ChoiceMeter,
+        leader: "TextChoice | None",
+        manner: Manner,
     ) -> None:
         self.index = index
-        self.num_prompt = num_prompt
+        self.leader = leader
+        self.live = live
         self.num_out = 0
-        self.finish: FinishReason | None = None
-        self._live = live
+        self.num_reasoning = 0
+        self.finish: ShownFinish | None = None
         self._hub = hub
         self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._rules = rules
         self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(stops) if stops else None
-        self._stop_tokens = stop_tokens
-        self._min_tokens = live.request.stopping.min_tokens
-        self._shown = ShownTokens() if live.request.sampling.logprobs is not None else None
-        self._arrived_s = arrived_s
-        self._first_s = self._last_s = 0.0
-        self._metrics = metrics
-        self._account = account
+        self._stops = StopStrings(rules.stops) if rules.stops else None
+        self._parser = manner.make_parser()
+        self._markers = {} if self._parser is None else manner.marker_tokens
+        self._owes_echo = rules.echoes
+        num_before = len(prompt.text) if rules.echoes else 0
+        self._shown = ShownTokens(num_before) if rules.num_best is not None else None
+        self._meter = meter
+        # whether the text of a token is all that is to be told of it, at once
+        self._is_plain = self._parser is None and self._stops is None and self._shown is None
+
+    @property
+    def tells_reasoning(self) -> bool:
+        return self._parser is not None and self._parser.tells_reasoning
+
+    @property
+    def num_prompt(self) -> int:
+        return self._prompt.num_tokens
 
     @property
     def num_cached(self) -> int:
@@ -83,10 +118,10 @@ class TextChoice:
 
     @property
     def _prefilled(self) -> Prefilled:
-        return self._live.state.prefilled or Prefilled()
+        return self.live.state.prefilled or Prefilled()
 
     def facts(self) -> ChoiceFacts:
-        state = self._live.state
+        state = self.live.state
         return ChoiceFacts(
             index=self.index,
             worker=state.worker,
@@ -96,8 +131,8 @@ class TextChoice:
             prompt_tokens=self.num_prompt,
             completion_tokens=self.num_out,
             cached_tokens=self.num_cached,
-            ttft_s=round(self._first_s - self._arrived_s, 6) if self._first_s else 0.0,
-            total_s=round(self._last_s - self._arrived_s, 6) if self._last_s else 0.0,
+            ttft_s=self._meter.ttft_s,
+            total_s=self._meter.total_s,
         )
 
     def take(self) -> list[Piece]:
@@ -108,100 +143,130 @@ class TextChoice:
         """
         if self.finish is not None:
             return []
-        state = self._live.state
+        state = self.live.state
         new = state.tokens[self.num_out :]
         if not new and state.outcome is None:
             return []
         if not new and isinstance(state.outcome, KvmeshError):
             raise state.outcome
         if new:
-            self._measure(len(new))
-        pieces = [piece for piece in self._take_pieces(new) if piece.text or piece.tokens]
+            self._meter.note(len(new), self.num_cached)
+        pieces = [*self._take_echo(), *self._take_pieces(new)]
         if self.finish is None and isinstance(state.outcome, End):
-            rest = self._end_piece()
-            pieces += [rest] if rest.text or rest.tokens else []
+            pieces.append(self._end_piece())
             self.finish = self.finish or state.outcome.finish
+        pieces = [piece for piece in pieces if piece.text or piece.tokens or piece.delta]
         if self.finish is not None:
             self.close()
+            if self.finish == "stop" and self._parser is not None and self._parser.has_called:
+                self.finish = "tool_calls"
             pieces.append(Piece(self.index, "", self.finish))
         return pieces
 
     def close(self) -> None:
-        self._account.end(self.num_cached)
-        self._hub.finish(self._live)
+        self._meter.end(self.num_cached)
+        self._hub.finish(self.live)
 
-    def prompt_scores(self) -> list[ShownToken]:
+    def prompt_scores(self) -> list[TokenScores]:
         """What the tokens of the prompt but the first were worth, if that was asked for."""
-        num_best = self._live.request.sampling.prompt_logprobs
-        if num_best is None or self.num_prompt < 2:
+        num_best = self._rules.num_prompt_best
+        return [] if num_best is None else self._prompt.scores(self._prompt_records, num_best)
+
+    def _take_echo(self) -> list[Piece]:
+        """Once, where the answer begins with its prompt."""
+        if not self._owes_echo:
             return []
-        tokens = unpack_tokens(self._live.request.prompt)[1:]
-        records = split_records(self._prefilled.prompt_logprobs, len(tokens))
-        return [ShownToken(0, *self._scores(*each)) for each in zip(tokens, records, strict=True)]
+        self._owes_echo = False
+        num_best = self._rules.num_best
+        tokens = [] if num_best is None else self._prompt.shown_tokens(self._prompt_records, num_best)
+        return [Piece(self.index, self._prompt.text, tokens=tokens)]
+
+    @property
+    def _prompt_records(self) -> bytes:
+        """Those of its leader, which alone is asked for them."""
+        return (self.leader or self)._prefilled.prompt_logprobs
 
     def _take_pieces(self, new: list[int]) -> list[Piece]:
         """The piece of each token, one by one: neither events nor counts depend on how frames were cut."""
-        pieces = []
+        pieces: list[Piece] = []
+        if new and self._rules.is_silent:
+            self.finish = "length"
+            return pieces
         for token in new:
             self.num_out += 1
-            if token not in self._stop_tokens:
-                text = self._detokenizer.push((token,))
-                self._push_shown(token, len(text))
-                pieces.append(self._cut(text))
+            if token not in self._rules.stop_tokens:
+                pieces.append(self._take_token(token))
             if self.finish is not None:
                 break
         return pieces
 
-    def _end_piece(self) -> Piece:
-        piece = self._cut(self._detokenizer.flush())
-        if self._stops is None or self.finish is not None:
-            return piece
-        held = self._stops.flush()
-        return Piece(self.index, piece.text + held, tokens=piece.tokens + self._take_shown(len(held)))
+    def _take_token(self, token: int) -> Piece:
+        text = self._detokenizer.push_one(token)
+        if self._is_plain:
+            return Piece(self.index, text)
+        self._push_shown(token, len(text))
+        if self._parser is None:
+            return self._cut(text)
+        was_reasoning, marker = self._parser.is_reasoning, self._markers.get(token)
+        piece = self._cut(text) if marker is None else self._mark(marker)
+        self.num_reasoning += was_reasoning or self._parser.is_reasoning
+        return piece
 
     def _cut(self, text: str) -> Piece:
-        """What of `text`, and of what is held back, may be shown. No stop string ends the text too early."""
-        if self._stops is None or self.num_out <= self._min_tokens:
-            return Piece(self.index, text, tokens=self._take_shown(len(text)))
-        cut = self._stops.push(text)
-        if cut.stop is None:
+        """What of `text`, and of what is held back, may be shown."""
+        cut = self._let_through(text)
+        if cut.stop is not None:
+            return self._stop(cut.text)
+        if self._parser is None:
             return Piece(self.index, cut.text, tokens=self._take_shown(len(cut.text)))
+        num_held = self._parser.num_held + len(cut.text)
+        delta = self._parser.push(cut.text)
+        return self._piece(delta, self._take_shown(num_held - self._parser.num_held))
+
+    def _mark(self, marker: str) -> Piece:
+        """A special token that says how the text is meant: no stop string goes across it."""
+        assert self._parser is not None
+        text = "" if self._stops is None else self._stops.flush()
+        num_held = self._parser.num_held + len(text)
+        delta = joined(self._parser.push(text), self._parser.push_marker(marker))
+        return self._piece(delta, self._take_shown(num_held - self._parser.num_held))
+
+    def _end_piece(self) -> Piece:
+        cut = self._let_through(self._detokenizer.flush())
+        if cut.stop is not None:
+            return self._stop(cut.text)
+        held = "" if self._stops is None else self._stops.flush()
+        delta, num_chars = self._tell_rest(cut.text + held)
+        return self._piece(delta, self._take_shown(num_chars))
+
+    def _let_through(self, text: str) -> Cut:
+        """No stop string ends the text too early."""
+        if self._stops is None or self.num_out <= self._rules.min_tokens:
+            return Cut(text)
+        return self._stops.push(text)
+
+    def _stop(self, text: str) -> Piece:
+        """The last piece, before a stop string."""
         self.finish = "stop"
-        tokens = [] if self._shown is None else self._shown.take_cut(len(cut.text))
-        return Piece(self.index, cut.text, tokens=tokens)
+        delta, num_chars = self._tell_rest(text)
+        return self._piece(delta, [] if self._shown is None else self._shown.take_cut(num_chars))
+
+    def _tell_rest(self, text: str) -> tuple[Delta, int]:
+        """What is told at the end, and of how many characters."""
+        if self._parser is None:
+            return Delta(content=text), len(text)
+        num_chars = self._parser.num_held + len(text)
+        return joined(self._parser.push(text), self._parser.finish()), num_chars
+
+    def _piece(self, delta: Delta, tokens: list[ShownToken]) -> Piece:
+        is_more = self._parser is not None and bool(delta.reasoning or delta.calls or not delta.content)
+        return Piece(self.index, delta.content, tokens=tokens, delta=delta if is_more else None)
 
     def _push_shown(self, token: int, num_chars: int) -> None:
         if self._shown is not None:
-            own, best = self._scores(token, self._live.state.records[self.num_out - 1])
+            scores = read_scores(self._tokenizer, token, self.live.state.records[self.num_out - 1])
             within = self._detokenizer.is_within_character
-            self._shown.push(own, best, num_chars, ends_within=within)
+            self._shown.push(scores.own, scores.best, num_chars, ends_within=within)
 
     def _take_shown(self, num_chars: int) -> list[ShownToken]:
         return [] if self._shown is None else self._shown.take(num_chars)
-
-    def _scores(self, token: int, record: bytes) -> tuple[TokenScore, list[TokenScore]]:
-        """
-        Raises:
-            InternalFault: there is no record, though it was asked for.
-        """
-        try:
-            found = unpack_logprobs(record)
-        except InvalidRequest as error:
-            raise InternalFault(reason=f"a worker gave no log-probability: {error}") from error
-        own = TokenScore(token, self._tokenizer.spelling(token), found.logprob, found.rank)
-        ranked = enumerate(found.best, start=1)
-        return own, [TokenScore(one, self._tokenizer.spelling(one), lp, rank) for rank, (one, lp) in ranked]
-
-    def _measure(self, num_new: int) -> None:
-        now_s = time.monotonic()
-        if not self._first_s:
-            self._first_s = now_s
-            self._metrics.ttft_s.observe(now_s - self._arrived_s)
-            self._account.note_first(now_s - self._arrived_s, num_new, self.num_cached)
-        else:
-            gap_s = (now_s - self._last_s) / num_new
-            for _ in range(num_new):
-                self._metrics.itl_s.observe(gap_s)
-            self._account.note_next(gap_s, num_new)
-        self._last_s = now_s
-        self._metrics.tokens_out.inc(num_new)

@@ -1,8 +1,15 @@
 """What lies in the directory: who is there, and what they can do."""
 
+from typing import Literal
+
 from proto.layout import PoolLayout
 from proto.roles import Role, WorkerState
 from proto.struct import WireStruct
+
+ToolParserName = Literal["auto", "none", "hermes", "llama3", "mistral"]
+ReasoningParserName = Literal["auto", "none", "think"]
+Strategy = Literal["direct", "host"]
+"""How KV reaches a pool: `direct`, or `host`: through memory of its host that peers see in its place."""
 
 
 class KvClass(WireStruct, frozen=True):
@@ -31,7 +38,9 @@ class TextFiles(WireStruct, frozen=True):
 class ModelCard(WireStruct, frozen=True):
     """A model as the mesh serves it; the first worker to serve it publishes the card.
 
-    Units: `context_tokens` counts prompt and answer together.
+    `tool_parser` and `reasoning_parser` say how it writes calls of tools and thoughts: a `ToolParserName` and
+    a `ReasoningParserName`, or one of a later version, which is as good as `none`; `auto`: as its chat
+    template shows. Units: `context_tokens` counts prompt and answer together.
     """
 
     name: str
@@ -41,13 +50,15 @@ class ModelCard(WireStruct, frozen=True):
     vocab_size: int
     eos_tokens: list[int]
     created_s: int = 0
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 class WorkerCard(WireStruct, frozen=True):
     """A worker, as it registers. The newest of card and report wins, see `roles.newness`.
 
     Units: `max_sequences` sequences at once, `num_blocks` blocks in its pool; `change` counts the changes of
-    role and state in this life.
+    role and state in this life. `strategy`, how others reach its KV, is a `Strategy` or a later one.
     """
 
     worker: str
@@ -63,6 +74,7 @@ class WorkerCard(WireStruct, frozen=True):
     zone: str = ""
     hardware: str = ""
     change: int = 0
+    strategy: str = "direct"
 
 
 class ProcessIdentity(WireStruct, frozen=True):
@@ -79,12 +91,21 @@ class ProcessIdentity(WireStruct, frozen=True):
 
 
 class AgentCard(WireStruct, frozen=True):
-    """How to reach a worker's memory: NIXL metadata and pool of each rank."""
+    """How to reach a worker's memory: NIXL metadata and pool of each rank.
+
+    `process` is that of the first rank, which speaks for the worker; `followers` are those of the others.
+    """
 
     worker: str
     incarnation: str
     process: ProcessIdentity
     ranks: list["RankAgent"]
+    followers: list[ProcessIdentity] = []
+
+    @property
+    def processes(self) -> list[ProcessIdentity]:
+        """All that may write into memory of others: a worker is gone when each of them is."""
+        return [self.process, *self.followers]
 
 
 class RankAgent(WireStruct, frozen=True):

@@ -7,6 +7,8 @@ KvmeshError
 │   ├── PromptTooLong       more tokens than the context holds
 │   ├── UnknownModel        no such model
 │   ├── PayloadTooLarge     more bytes than the bus or the body limit takes
+│   ├── BodyTooSlow         the body of a request did not come in time
+│   ├── Cancelled           somebody took the request back
 │   └── InvalidSetting      a setting or command line is wrong
 ├── Unavailable         ours for now: retriable, 429 or 503
 │   ├── NoWorker            no ready worker for this model
@@ -74,7 +76,7 @@ class PromptTooLong(CallerFault):
     sentence = (
         "the prompt has {num_tokens} tokens; this model's context holds {limit_tokens}, answer included"
     )
-    fields = ("num_tokens", "limit_tokens")
+    fields = ("field", "num_tokens", "limit_tokens")
 
 
 class UnknownModel(CallerFault):
@@ -89,6 +91,20 @@ class PayloadTooLarge(CallerFault):
     status = 413
     sentence = "{num_bytes} bytes are more than the limit of {limit_bytes}"
     fields = ("num_bytes", "limit_bytes")
+
+
+class BodyTooSlow(CallerFault):
+    code = "request_timeout"
+    status = 408
+    sentence = "the body of the request did not come within {limit_s} s"
+    fields = ("limit_s",)
+
+
+class Cancelled(CallerFault):
+    code = "cancelled"
+    status = 499
+    sentence = "the request was cancelled"
+    fields = ()
 
 
 class InvalidSetting(CallerFault):

@@ -11,13 +11,39 @@ block b ─┬─ layer 0 ─┬─ K ─┬─ head 0: place 0 … place P-1, e
          └─ layer 1 ─── …
 ```
 
-so a block, a run of layers in it, and a run of heads in a layer's K or V are each contiguous.
+so a block, a run of layers in it, and a run of heads in a layer's K or V are each contiguous. A worker of
+many ranks has a pool for each, with some of the layers and some of the heads. Together they hold all of
+them; they may share them out unevenly, and hold some more than once.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from proto.errors import LayoutMismatch
 from proto.struct import WireStruct
+
+
+class LayerRange(NamedTuple):
+    """A run of layers, by global number."""
+
+    first: int
+    num_layers: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.num_layers
+
+
+class HeadRange(NamedTuple):
+    """A run of KV heads, by global number."""
+
+    first: int
+    num_heads: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.num_heads
 
 
 class PoolLayout(WireStruct, frozen=True):
@@ -40,6 +66,23 @@ class PoolLayout(WireStruct, frozen=True):
     group: int = 0
 
     @property
+    def layers(self) -> LayerRange:
+        return LayerRange(self.first_layer, self.num_layers)
+
+    @property
+    def heads(self) -> HeadRange:
+        return HeadRange(self.first_head, self.num_heads)
+
+    def holds(self, layers: LayerRange, heads: HeadRange) -> bool:
+        """Whether all heads of all these layers lie here."""
+        return (
+            self.layers.first <= layers.first
+            and layers.end <= self.layers.end
+            and self.heads.first <= heads.first
+            and heads.end <= self.heads.end
+        )
+
+    @property
     def head_bytes(self) -> int:
         return self.block_size * self.head_dim * self.item_bytes
 
@@ -56,26 +99,54 @@ class PoolLayout(WireStruct, frozen=True):
         return self.num_blocks * self.block_bytes
 
 
-class LayerRange(NamedTuple):
-    """A run of layers, by global number."""
+def check_convertible(
+    ours: Sequence[PoolLayout], theirs: Sequence[PoolLayout], our_name: str, their_name: str
+) -> None:
+    """Settle, when two workers first meet, whether KV can move between them at all, in either direction.
 
-    first: int
-    num_layers: int
-
-    @property
-    def end(self) -> int:
-        return self.first + self.num_layers
-
-
-def check_convertible(source: PoolLayout, target: PoolLayout, source_name: str, target_name: str) -> None:
-    """Settle, when two pools first meet, whether KV can move between them at all.
+    Each is given as the pools of all its ranks. Block sizes may differ by a whole factor: that is no more
+    than memory can do. Workers of one model always have the same, since the block size is part of its
+    `KvClass`, with which a worker that has another is refused at its registration.
 
     Raises:
         LayoutMismatch: with the first thing that differs beyond conversion.
     """
-    for field in ("group", "block_size", "head_dim", "dtype", "item_bytes"):
-        ours, theirs = getattr(source, field), getattr(target, field)
-        if ours != theirs:
-            raise LayoutMismatch(
-                source=source_name, target=target_name, reason=f"{field} {ours} is not {theirs}"
-            )
+    reason = _differing_field(ours, theirs) or _odd_block_size(ours, theirs) or _missing_kv(ours, theirs)
+    if reason:
+        raise LayoutMismatch(source=our_name, target=their_name, reason=reason)
+
+
+def _differing_field(ours: Sequence[PoolLayout], theirs: Sequence[PoolLayout]) -> str:
+    for field in ("group", "head_dim", "dtype", "item_bytes"):
+        expected = getattr(ours[0], field)
+        for pool in (*ours, *theirs):
+            found = getattr(pool, field)
+            if found != expected:
+                return f"{field} {expected} is not {found}"
+    return ""
+
+
+def _odd_block_size(ours: Sequence[PoolLayout], theirs: Sequence[PoolLayout]) -> str:
+    sizes = sorted({pool.block_size for pool in (*ours, *theirs)})
+    for small, large in pairwise(sizes):
+        if large % small:
+            return f"block_size {large} is no multiple of {small}"
+    return ""
+
+
+def _missing_kv(ours: Sequence[PoolLayout], theirs: Sequence[PoolLayout]) -> str:
+    """What one of the two workers holds and the other does not."""
+    for layers, heads in parts_of_pools((*ours, *theirs)):
+        we_hold, they_hold = (any(pool.holds(layers, heads) for pool in pools) for pools in (ours, theirs))
+        if we_hold != they_hold:
+            where = f"layers {layers.first} to {layers.end - 1}, heads {heads.first} to {heads.end - 1}"
+            return f"no rank of {'theirs' if we_hold else 'ours'} holds {where}"
+    return ""
+
+
+def parts_of_pools(pools: Sequence[PoolLayout]) -> Iterator[tuple[LayerRange, HeadRange]]:
+    """What the pools span, cut wherever one begins or ends: each holds a part whole or not at all."""
+    layer_cuts = sorted({cut for pool in pools for cut in (pool.layers.first, pool.layers.end)})
+    head_cuts = sorted({cut for pool in pools for cut in (pool.heads.first, pool.heads.end)})
+    for (first, end), (low, high) in product(pairwise(layer_cuts), pairwise(head_cuts)):
+        yield LayerRange(first, end - first), HeadRange(low, high - low)

@@ -36,7 +36,7 @@ def record_bytes(num_best: int) -> int:
     return _OWN.size + num_best * _PAIR.size
 
 
-def check_scores(num_best: int | None, num_prompt: int) -> None:
+def check_scores(num_best: int | None, num_prompt: int, field: str = "prompt_logprobs") -> None:
     """What the tokens of a prompt are worth travels in one message: whether it holds so many.
 
     Raises:
@@ -45,7 +45,7 @@ def check_scores(num_best: int | None, num_prompt: int) -> None:
     if num_best is not None and num_prompt * record_bytes(num_best) > MAX_PROMPT_BYTES:
         most = MAX_PROMPT_BYTES // record_bytes(num_best)
         reason = f"{num_prompt} tokens; with {num_best} alternatives those of {most} can be told"
-        raise InvalidRequest(field="prompt_logprobs", reason=reason)
+        raise InvalidRequest(field=field, reason=reason)
 
 
 def pack_logprobs(entries: Sequence[TokenLogprobs]) -> bytes:

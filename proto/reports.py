@@ -23,14 +23,14 @@ class Beat(WireStruct, frozen=True, tag="beat"):
 class LoadReport(WireStruct, frozen=True, tag="load"):
     """A worker's beat: what it carries, how fast it is, and what it has heard.
 
-    Units: `prefill_rate` uncached prompt tokens a second while prefilling; `decode_step_s` seconds a decode
-    step, `push_bytes_per_s` bytes of KV written to others (0 until measured, for all three); `waiting_tokens`
-    prompt tokens promised and not yet computed here, `job_tokens` those of remote prefill jobs taken, which
-    are not among them; `jobs_taken` counts the jobs that this includes, since the start, `num_served` the
-    sequences and jobs that ended here in this epoch, `change` as in the card. Blocks: total = free
-    + active + granted + quarantined, and `cached_blocks` of the free ones hold reusable KV. `decisions` maps
-    a router to the number of its last decision that this report includes; `last_event` is the number of the
-    last KV event published.
+    Units: `prefill_rate` uncached prompt tokens a second while prefilling; `decode_step_s` seconds from token
+    to token of a sequence, `push_bytes_per_s` bytes of KV written to others (0 until measured, for all
+    three); `waiting_tokens` prompt tokens promised and not yet computed here, `job_tokens` those of remote
+    prefill jobs taken, which are not among them; `jobs_taken` counts the jobs that this includes, since the
+    start, `num_served` the sequences and jobs that ended here in this epoch, `change` as in the card. Blocks:
+    total = free + active + granted + quarantined, and `cached_blocks` of the free ones hold reusable KV.
+    `decisions` maps a router to the number of its last decision that this report includes; `last_event` is
+    the number of the last KV event published.
     """
 
     worker: str

@@ -96,8 +96,9 @@ class AskRole(WireStruct, frozen=True, tag="ask_role"):
 class RoleProgress(WireStruct, frozen=True, tag="role_progress"):
     """A worker's role, and the switch to the `wanted` one if that is under way.
 
-    Units: `num_left` sequences, jobs, grants and pins that are to let go; `num_served` sequences and jobs
-    that ended here in this epoch. `reason` tells why the last switch failed; empty when it did not.
+    Units: `num_left` sequences and jobs that are to let go, and grants and pins beside theirs; `num_served`
+    sequences and jobs that ended here in this epoch. `reason` tells why the last switch failed; empty when it
+    did not.
     """
 
     role: Role

@@ -8,9 +8,23 @@ from proto.names import escape
 ANY = "*"
 
 
+FRONTENDS = "frontends"
+"""The queue group of those that answer what any NATS client asks."""
+
+
 def openai(ns: str, endpoint: str) -> str:
-    """Any NATS client -> frontends (queue group): OpenAI JSON."""
+    """Any NATS client -> frontends (queue group): OpenAI JSON. `cancel` alone is heard by all of them."""
     return f"kvmesh.{ns}.openai.{endpoint}"
+
+
+def tokens(ns: str) -> str:
+    """Any NATS client that brings its own tokens -> frontends (queue group): JSON with token ids."""
+    return f"kvmesh.{ns}.tokens"
+
+
+def is_ours(subject: str) -> bool:
+    """Whether it is the mesh's or NATS' own, so that nothing a stranger asks for is sent there."""
+    return subject.startswith(("kvmesh.", "$"))
 
 
 def route(ns: str, model: str) -> str:

@@ -11,11 +11,17 @@ Rates are the workers' own, so one that is slow loses traffic by itself. Without
 sibling would leave the worker that computes their common prefix for an idle one, to wait as long there.
 """
 
+from typing import Final
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from router.columns import Column
+
+REMOTE_TRIP_S: Final = 0.003
+"""The ask, the grant and the notice of a prefill elsewhere, as decode workers take them to be until they have
+measured. Of the push hardly anything is left when the compute ends."""
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -111,13 +117,14 @@ def score(candidates: Candidates, demand: Demand, pool: PrefillPool, weights: We
 def _remote_wait_s(demand: Demand, new_tokens: Column, pool: PrefillPool, weights: Weights) -> Column:
     """With the prefill worker that would be done first; for ever when the prompt would not go there.
 
-    It computes what neither it nor the candidate holds. Few lengths differ, so that each is asked about once.
+    It computes what neither it nor the candidate holds; the trip comes on top. Few lengths differ, so that
+    each is asked about once.
     """
     if not len(pool.job_tokens):
         return np.full(len(new_tokens), np.inf)
     lengths, which = np.unique(new_tokens, return_inverse=True)
     missing = np.minimum(lengths[:, None], demand.num_tokens - pool.hit_tokens)
-    waits_s = ((pool.job_tokens + missing) / pool.prefill_rate).min(axis=1)
+    waits_s = REMOTE_TRIP_S + ((pool.job_tokens + missing) / pool.prefill_rate).min(axis=1)
     waits_s[lengths < weights.remote_min_tokens] = np.inf
     remote_s: Column = waits_s[which]
     return remote_s

@@ -25,7 +25,7 @@ from router.workers_view import WorkersView
 from services.bus import Delivery
 from services.directory import Change, Changed, Entry, Listed
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Card = TypeVar("Card", ModelCard, WorkerCard)
 
@@ -188,5 +188,5 @@ def _read(key: str, value: bytes, kind: type[Card]) -> Card | None:
     try:
         return decode(value, kind)
     except InvalidRequest as error:
-        _log.warning("an unreadable card: %s", error, extra={"key": key})
+        log.warning("an unreadable card: %s", error, extra={"key": key})
         return None

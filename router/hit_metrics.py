@@ -18,7 +18,7 @@ WINDOW_TOKENS = 16_384
 PARTED_SHARE = 0.25
 MAX_PROMISES = 4096  # of one worker, not included in a report yet; beyond, the oldest are not counted
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class _Account:
@@ -108,4 +108,4 @@ class HitMetrics:
         if account.has_parted:
             self._alarms.inc()
             fields = {"worker": worker, "promised": account.promised, "real": account.real}
-            _log.warning("promised and real hits of a worker have parted", extra=fields)
+            log.warning("promised and real hits of a worker have parted", extra=fields)

@@ -40,7 +40,7 @@ from services.logs import logging_request
 from services.metrics import RouterMetrics
 from services.tracing import Tracing
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 
@@ -113,7 +113,7 @@ class Intake:
         try:
             await delivery.respond(encode(reply))
         except KvmeshError as error:
-            _log.info("an answer did not reach its asker: %s", error)
+            log.info("an answer did not reach its asker: %s", error)
 
     async def _route(self, delivery: Delivery) -> RouteReply:
         """Never raises: a refusal is an answer."""
@@ -124,8 +124,8 @@ class Intake:
                 reply = await self._place(request)
         except KvmeshError as error:
             return self._refusal(error)
-        except Exception as error:  # noqa: BLE001 - the border: one request's bug must not end the others
-            _log.exception("routing failed")
+        except Exception as error:  # the border: one request's bug must not end the others
+            log.exception("routing failed")
             return self._refusal(InternalFault(reason=type(error).__name__))
         self._metrics.decided("queued" if isinstance(reply, Queued) else "sent")
         return reply
@@ -206,4 +206,4 @@ def _check_prompt(request: GenerateRequest, model: ModelCard) -> None:
         raise InvalidRequest(field="prompt", reason="one or more token ids of four bytes each are needed")
     num_tokens = count_tokens(request.prompt) + count_tokens(request.generated)
     if num_tokens > model.context_tokens:
-        raise PromptTooLong(num_tokens=num_tokens, limit_tokens=model.context_tokens)
+        raise PromptTooLong(field="prompt", num_tokens=num_tokens, limit_tokens=model.context_tokens)

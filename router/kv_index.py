@@ -74,6 +74,17 @@ class KvIndex:
         (position,) = self._table.find(np.array([key], np.int64))
         return slot is not None and bool(self._sets.masks[self._table.values[position]] >> slot & 1)
 
+    def which_of(self, worker: str, keys: Keys) -> NDArray[np.bool_]:
+        """For each of these whether `worker` holds it."""
+        is_theirs = np.zeros(len(keys), np.bool_)
+        if self._num_held.get(worker):
+            bit = 1 << self._slots.allot(worker)
+            numbers = self._table.values[self._table.find(keys)]
+            for number in set(numbers.tolist()):
+                if self._sets.masks[number] & bit:
+                    is_theirs |= numbers == number
+        return is_theirs
+
     def keys_of(self, worker: str) -> Iterator[int]:
         """What `worker` holds, found by a scan that may be left and gone on with while others' blocks change.
 

@@ -15,7 +15,6 @@ they are computed: siblings that come in between must still follow it.
 from collections.abc import Callable, Mapping
 
 import msgspec
-import numpy as np
 
 from router.block_table import Keys
 from router.columns import Column, Columns, Slotted
@@ -59,7 +58,7 @@ class _Ledger:
         self.new_tokens = 0
         self._worker = worker
         self._index = index
-        self._counts: dict[int, int] = {}  # in how many prefixes a block is
+        self._more: dict[int, int] = {}  # in how many prefixes beside one a block is, if in any
 
     def add(self, promise: Promise) -> None:
         self.drop(promise.id)
@@ -67,24 +66,19 @@ class _Ledger:
             self.loads[promise.id] = promise
             self.new_tokens += promise.new_tokens
         self.prefixes[promise.id] = promise
-        counts, find, new = self._counts, self._counts.get, []
-        for key in promise.keys.tolist():
-            count = counts[key] = find(key, 0) + 1
-            if count == 1:
-                new.append(key)
-        self._index.add(self._worker, np.array(new, np.int64))
+        is_held = self._index.which_of(self._worker, promise.keys)
+        for key in promise.keys[is_held].tolist():
+            self._more[key] = self._more.get(key, 0) + 1
+        self._index.add(self._worker, promise.keys[~is_held])
 
     def drop(self, promise_id: PromiseId) -> None:
         self.drop_load(promise_id)
         promise = self.prefixes.pop(promise_id, None)
         if promise is None:
             return
-        gone = []
-        for key in promise.keys.tolist():
-            self._counts[key] -= 1
-            if not self._counts[key]:
-                del self._counts[key]
-                gone.append(key)
+        gone = promise.keys.tolist()
+        if self._more:
+            gone = [key for key in gone if not self._is_in_another(key)]
         self._index.remove(self._worker, gone)
 
     def drop_load(self, promise_id: PromiseId) -> None:
@@ -93,7 +87,17 @@ class _Ledger:
             self.new_tokens -= promise.new_tokens
 
     def clear(self) -> None:
-        self._index.remove(self._worker, self._counts)
+        for promise in self.prefixes.values():
+            self._index.remove(self._worker, promise.keys.tolist())
+
+    def _is_in_another(self, key: int) -> bool:
+        """Whether a prefix beside the one that goes has this block. Mutates: the count of them."""
+        num_more = self._more.get(key, 0)
+        if num_more > 1:
+            self._more[key] = num_more - 1
+        elif num_more:
+            del self._more[key]
+        return num_more > 0
 
 
 class Predictions:

@@ -41,7 +41,7 @@ from services.presence import beating, registered
 from services.tasks import open_tasks
 from services.tracing import Tracing, open_tracing
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 QUEUE_GROUP = "routers"
 
@@ -180,7 +180,7 @@ class RouterService:
                 await _until(lambda: all(map(self._feed.is_whole, self._view.listed)), news)
         except TimeoutError:
             cold = [worker for worker in self._view.listed if not self._feed.is_whole(worker)]
-            _log.warning("serving without the caches of some workers", extra={"workers": ", ".join(cold)})
+            log.warning("serving without the caches of some workers", extra={"workers": ", ".join(cold)})
         finally:
             self._hearing.listeners.remove(news.set)
 

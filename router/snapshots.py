@@ -18,7 +18,7 @@ from services.bus import Bus
 from services.metrics import RouterMetrics
 from services.tasks import open_tasks
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class SnapshotRules(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class Snapshots:
             for _ in self._feed.finish(fetch):
                 await asyncio.sleep(0)
         except KvmeshError as error:
-            _log.info("no snapshot of %s: %s", fetch.worker, error)
+            log.info("no snapshot of %s: %s", fetch.worker, error)
             self._feed.fail_fetch(fetch, time.monotonic())
         finally:
             self._num_running -= 1

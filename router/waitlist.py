@@ -29,7 +29,7 @@ from router.waiting_room import WaitingRoom, Wish
 from services.bus import Bus
 from services.metrics import RouterMetrics
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 CANCEL_LIMIT_S = 1.0
 ENDING_RETRY_S = 1.0
@@ -220,7 +220,7 @@ class Waitlist:
         try:
             await self._bus.request(subject, encode(Cancel(request, attempt)), CANCEL_LIMIT_S)
         except KvmeshError as error:
-            _log.info("a cancel did not reach %s: %s", worker, error)
+            log.info("a cancel did not reach %s: %s", worker, error)
 
     async def _fail(self, pending: Pending, error: KvmeshError) -> None:
         """The end of a request that was told to wait: a frame on its client's stream."""
@@ -232,7 +232,7 @@ class Waitlist:
         try:
             await self._bus.publish(stream(self._settings.mesh.ns, request.client), encode(message))
         except KvmeshError as lost:
-            _log.warning("an end did not reach %s: %s", request.client, lost)
+            log.warning("an end did not reach %s: %s", request.client, lost)
 
     def _take_all(self) -> Iterator[Pending]:
         for room in self._rooms.values():

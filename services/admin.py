@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from proto.errors import InternalFault, KvmeshError, PayloadTooLarge
 from services.faults import error_json, http_error_json, retry_after_s
-from services.http_server import HttpAddress, serve_http
+from services.http_server import HttpServer, serve_http
 from services.metrics import Metrics
 
 MAX_BODY_BYTES = 65_536
@@ -74,9 +74,9 @@ def _failing(checks: Mapping[str, Check]) -> dict[str, str]:
 class Admin:
     """The open port of a process, which may add pages at any time. See `open_admin`."""
 
-    def __init__(self, app: Starlette, address: HttpAddress) -> None:
+    def __init__(self, app: Starlette, server: HttpServer) -> None:
         self._app = app
-        self.url = address.url
+        self.url = server.url
 
     def add_page(self, path: str, method: str, handler: Handler, status: int = 200) -> None:
         """`handler` answers `method` on `path`, in which `{name}` stands for a part of it."""
@@ -120,8 +120,8 @@ async def open_admin(settings: AdminSettings, health: Health, metrics: Metrics) 
         InvalidSetting: the port cannot be had.
     """
     app = _app(health, metrics)
-    async with serve_http(app, settings.host, settings.port, setting="admin.port") as address:
-        yield Admin(app, address)
+    async with serve_http(app, settings.host, settings.port, setting="admin.port") as server:
+        yield Admin(app, server)
 
 
 def _app(health: Health, metrics: Metrics) -> Starlette:

@@ -39,10 +39,10 @@ class Delivery:
     term: int
     bus: "Bus"
 
-    async def respond(self, payload: bytes) -> None:
+    async def respond(self, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Answers the sender, if it asked for an answer. Raises as `Bus.publish`."""
         if self.reply:
-            await self.bus.publish(self.reply, payload)
+            await self.bus.publish(self.reply, payload, headers=headers)
 
     @property
     def is_expired(self) -> bool:

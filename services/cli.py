@@ -2,12 +2,10 @@
 
 import asyncio
 import functools
-import logging
-import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -18,7 +16,7 @@ from services.demo.demo_command import demo_roles
 from services.drain import drain
 from services.entry import KINDS, TRIAL_KINDS, ProcessEntry, find_entry
 from services.launcher.up_settings import UpSettings
-from services.process import EXIT_FAILED, EXIT_WRONG_SETTING, run_process
+from services.process import EXIT_FAILED, EXIT_WRONG_SETTING, end_now, run_process
 from services.replay import trace_commands
 from services.replay.replay_command import replay
 from services.role import role
@@ -145,17 +143,9 @@ def _add_process(entry: ProcessEntry) -> None:
     @with_flags(entry.settings, entry.section)
     def run(settings: Any) -> None:
         limit_s = settings.mesh.drain_limit_s
-        _end_now(run_process(lambda shutdown: entry.run(settings, shutdown), drain_limit_s=limit_s))
+        end_now(run_process(lambda shutdown: entry.run(settings, shutdown), drain_limit_s=limit_s))
 
     app.command(entry.kind, help=_TEXTS[entry.kind])(run)
-
-
-def _end_now(code: int) -> NoReturn:
-    """Everything is closed; what the interpreter would do yet, freeing torch and the pool, takes seconds."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ __all__ = [
 LOOK_LIMIT_S = 2.0
 RENEW_S = 1.0
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class DirectorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -192,9 +192,9 @@ async def open_directory(settings: DirectorySettings) -> AsyncIterator[Directory
 
 def _log_connection(is_connected: bool) -> None:
     if is_connected:
-        _log.info("etcd is back")
+        log.info("etcd is back")
     else:
-        _log.warning("etcd is out of reach; going on with what was last known")
+        log.warning("etcd is out of reach; going on with what was last known")
 
 
 async def _wait_for_etcd(client: EtcdClient, settings: DirectorySettings) -> None:

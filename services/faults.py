@@ -11,6 +11,8 @@ from proto.errors import (
     UnknownModel,
 )
 
+MAX_SAID_CHARS = 1024
+_MAX_PARAM_CHARS = 256
 _RETRY_AFTER_S = 1
 _KIND = "invalid_request_error"
 
@@ -26,9 +28,16 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
+def said_of(error: KvmeshError) -> str:
+    """What a client is told: it may quote what the client sent, and that may be megabytes."""
+    return _cut(str(error), MAX_SAID_CHARS)
+
+
 def error_json(error: KvmeshError) -> bytes:
     """`{"error": {"message", "type", "param", "code"}}`."""
-    return msgspec.json.encode(ErrorEnvelope(ErrorBody(str(error), _type(error), _param(error), error.code)))
+    return msgspec.json.encode(
+        ErrorEnvelope(ErrorBody(said_of(error), _type(error), _param(error), error.code))
+    )
 
 
 def http_error_json(status: int, reason: str) -> bytes:
@@ -55,10 +64,16 @@ def _type(error: KvmeshError) -> str:
 
 def _param(error: KvmeshError) -> str | None:
     match error:
-        case InvalidRequest():
-            return str(error.values["field"])
+        case InvalidRequest() | PromptTooLong():
+            return _cut(str(error.values["field"]), _MAX_PARAM_CHARS)
         case UnknownModel():
             return "model"
-        case PromptTooLong():
-            return "prompt"
     return None
+
+
+def _cut(text: str, num_chars: int) -> str:
+    """Out of its middle, for a sentence says its reason at its end."""
+    if len(text) <= num_chars:
+        return text
+    half = num_chars // 2 - 3
+    return f"{text[:half]} ... {text[-half:]}"

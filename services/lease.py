@@ -23,7 +23,7 @@ from services.tasks import open_tasks
 MAX_WRITES = 100  # etcd takes 128 operations a transaction
 REVOKE_LIMIT_S = 1.0
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
@@ -82,7 +82,7 @@ class LeaseKeeper:
             try:
                 await self._keep()
             except KvmeshError as error:
-                _log.debug("the lease could not be kept", extra={"reason": str(error)})
+                log.debug("the lease could not be kept", extra={"reason": str(error)})
                 pause_s = backoff.next_s()
             else:
                 backoff.reset()
@@ -116,7 +116,7 @@ class LeaseKeeper:
         for key in self._wanted:
             self._pending.setdefault(key, loop.create_future())
         if self._lost:
-            _log.warning("the lease was lost; taken anew", extra={"num_keys": len(self._lost)})
+            log.warning("the lease was lost; taken anew", extra={"num_keys": len(self._lost)})
 
     async def _reclaim_lost(self) -> None:
         """Puts what was lost with an earlier lease; what another process has, once that one is gone."""
@@ -130,7 +130,7 @@ class LeaseKeeper:
     async def _try_put(self, key: str, value: bytes) -> None:
         entry = await self._client.get(key)
         if entry is not None and entry.lease_id != self.lease_id:
-            _log.debug("another process has a key of ours", extra={"key": key})
+            log.debug("another process has a key of ours", extra={"key": key})
             return
         guard = Guard(key, 0 if entry is None else entry.revision)
         result = await self._client.transact((guard,), (Put(key, value),), lease_id=self.lease_id)
@@ -181,4 +181,4 @@ class LeaseKeeper:
             if self.lease_id:
                 await self._client.revoke(self.lease_id, REVOKE_LIMIT_S)
         except (KvmeshError, LeaseGone):
-            _log.info("the lease could not be revoked; its keys go in %d s", self._ttl_s)
+            log.info("the lease could not be revoked; its keys go in %d s", self._ttl_s)

@@ -6,22 +6,59 @@ look-up. A gauge that mirrors state is read when it is scraped (`observe`), so i
 Units: seconds, bytes, tokens, blocks and requests, as the end of the name says; `_total` counts for ever.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 from proto.reports import ProcessKind
 from proto.roles import Role
 
+HandOverOutcome = Literal["pulled", "recomputed", "stayed", "sent_on"]
 SwitchOutcome = Literal["done", "failed", "taken_back"]
 
 KEPT_EPOCHS = 100
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
+
+
+class _CountThere(Collector):
+    """A counter that is kept elsewhere."""
+
+    def __init__(self, name: str, text: str, read: Callable[[], float]) -> None:
+        self._name = name
+        self._text = text
+        self._read = read
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily(self._name, self._text, value=self._read())
+
+
+class Tally(Collector):
+    """A histogram that takes many equal observations at once. For one thread; scraped from any."""
+
+    def __init__(self, name: str, text: str, buckets: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = tuple(buckets)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, num: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += num
+        self._sum += value * num
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        ends = [*map(str, map(float, self._bounds)), "+Inf"]
+        buckets = list(zip(ends, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets, self._sum)
 
 
 class Metrics:
@@ -45,10 +82,19 @@ class Metrics:
         """A gauge whose value is `read()` at each scrape; `read` must be cheap and thread-safe."""
         self.gauge(name, text).set_function(read)
 
+    def observe_count(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """As `observe`, of what only ever grows; the name ends in `_total`."""
+        self.registry.register(_CountThere(f"kvmesh_{name}", text, read))
+
     def histogram(
         self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()
     ) -> Histogram:
         return Histogram(f"kvmesh_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def tally(self, name: str, text: str, buckets: Sequence[float]) -> Tally:
+        tally = Tally(f"kvmesh_{name}", text, buckets)
+        self.registry.register(tally)
+        return tally
 
     def render(self) -> bytes:
         """The text that Prometheus reads."""
@@ -60,13 +106,15 @@ class FrontendMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self.ttft_s = metrics.histogram(
-            "ttft_seconds", "from a request's arrival to its first token", TTFT_BUCKETS_S
+            "ttft_seconds",
+            "from the first byte of a request to its first token, whether that shows at once or not",
+            TTFT_BUCKETS_S,
         )
-        self.itl_s = metrics.histogram(
+        self.itl_s = metrics.tally(
             "itl_seconds", "between a request's tokens, each token of a frame alike", ITL_BUCKETS_S
         )
         self.duration_s = metrics.histogram(
-            "request_seconds", "from a request's arrival to its end", DURATION_BUCKETS_S
+            "request_seconds", "from the first byte of a request to its end", DURATION_BUCKETS_S
         )
         self.tokens_in = metrics.counter("tokens_in_total", "prompt tokens of accepted requests")
         self.tokens_out = metrics.counter("tokens_out_total", "tokens sent to clients")
@@ -74,6 +122,12 @@ class FrontendMetrics:
             "cached_tokens_total", "prompt tokens whose KV was found, as told to clients"
         )
         self.running = metrics.gauge("requests_running", "requests that have begun and not ended")
+        self.side_door_running = metrics.gauge(
+            "side_door_requests_running", "requests over NATS that have begun and not ended"
+        )
+        self.tokenize_kept_bytes = metrics.gauge(
+            "tokenize_kept_bytes", "memory for parts of chats and their tokens, of all models"
+        )
         self.streams = metrics.gauge("streams_live", "streams of tokens that are awaited from workers")
         self.moves = metrics.counter("request_moves_total", "requests sent on after a worker was lost")
         self.resends = metrics.counter("stream_resends_total", "resends asked of workers after a gap")
@@ -162,7 +216,8 @@ class WorkerMetrics:
         )
         self._hand_overs = metrics.counter(
             "hand_overs_total",
-            "sequences pulled or recomputed here after another worker, or that stayed here",
+            "sequences pulled or recomputed here after another worker; or that nobody took from here in time "
+            "and that stayed, or were sent on without their KV",
             ("outcome",),
         )
         self._served = metrics.counter(
@@ -187,8 +242,8 @@ class WorkerMetrics:
         for term, predicted_s in terms_s.items():
             self._prefill_terms.labels(term).observe(predicted_s)
 
-    def handed_over(self, outcome: Literal["pulled", "recomputed", "stayed"]) -> None:
-        self._hand_overs.labels(outcome).inc()
+    def handed_over(self, outcome: HandOverOutcome, num_sequences: int = 1) -> None:
+        self._hand_overs.labels(outcome).inc(num_sequences)
 
     def note_served(self, role: Role, epoch: int, what: Literal["sequence", "job"]) -> None:
         """What was served `KEPT_EPOCHS` epochs ago is shown no more."""
@@ -216,6 +271,13 @@ class WorkerMetrics:
         self._metrics.observe("prefill_queue_length", "prompts that wait for prefill", before_prefill)
         self._metrics.observe("decode_queue_length", "sequences that wait for decode", before_decode)
         self._metrics.observe("sequences_running", "sequences in the batch", running)
+
+    def observe_guesses(self, *, drafted: Callable[[], float], accepted: Callable[[], float]) -> None:
+        """Tokens that were guessed and computed, and those of them that became tokens of an answer."""
+        self._metrics.observe_count("drafted_tokens_total", "tokens of steps that were guesses", drafted)
+        self._metrics.observe_count(
+            "accepted_tokens_total", "guesses that were right: tokens without a step of their own", accepted
+        )
 
     def observe_blocks(
         self,

@@ -10,9 +10,13 @@ yet.
       │                    │
       └────────────────────┴── give_up_order, take_back ──► the role that it has stays
 ```
+An order outlives its worker, which has its role again when it comes back. Many never do: whoever places an
+order forgets the oldest of those who are away, beyond `MOST_ABSENT`.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -20,12 +24,16 @@ import msgspec
 from proto import keys
 from proto.cards import WorkerCard
 from proto.codec import decode, encode
-from proto.errors import Conflict, InvalidRequest
+from proto.errors import Conflict, DeadlineExceeded, Disconnected, InvalidRequest
 from proto.roles import FIRST_EPOCH, DrainMode, Order, Role, WorkerState
 from services.directory import Directory, Entry, Guard, Put
 
+log = logging.getLogger(__name__)
+
 MAX_SURVIVORS = 32
 MAX_WORDS_CHARS = 1000
+MOST_ABSENT = 256
+"""Orders of workers without a card that are kept for their return."""
 NUM_TRIES = 10
 """Each try that fails means that somebody else has succeeded."""
 
@@ -163,7 +171,25 @@ async def place_order(
         await directory.transact([*only_if, *own, *turn.guards], (Put(key, encode(order)), turn.bump))
         return order
 
-    return await _retry(place)
+    order = await _retry(place)
+    await _forget_oldest(directory, ns)
+    return order
+
+
+async def _forget_oldest(directory: Directory, ns: str) -> None:
+    """What cannot be forgotten now is by the next one."""
+    try:
+        orders = await directory.list(keys.orders(ns))
+        if len(orders) <= MOST_ABSENT:
+            return
+        present = {keys.last_part(entry.key) for entry in await directory.list(keys.workers(ns))}
+        absent = [entry for entry in orders if keys.last_part(entry.key) not in present]
+        absent.sort(key=lambda entry: entry.revision)
+        for entry in absent[:-MOST_ABSENT]:
+            with suppress(Conflict):
+                await directory.remove(entry.key, entry.revision)
+    except (Disconnected, DeadlineExceeded) as error:
+        log.info("no old orders are forgotten", extra={"reason": str(error)})
 
 
 def _check_words(field: str, words: str) -> None:

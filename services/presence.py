@@ -13,7 +13,7 @@ from services.bus import Bus
 from services.directory import Directory
 from services.liveness import BeatSettings, send_beats
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -23,12 +23,12 @@ async def registered(directory: Directory, key: str, presence: Presence) -> Asyn
     try:
         await directory.own(key, encode(presence))
     except KvmeshError as error:
-        _log.warning("not registered yet: %s", error)
+        log.warning("not registered yet: %s", error)
     yield
     try:
         await directory.disown(key)
     except KvmeshError as error:
-        _log.warning("still registered: %s", error)
+        log.warning("still registered: %s", error)
 
 
 @asynccontextmanager

@@ -12,11 +12,14 @@ third signal ends the process as the system does.
 """
 
 import asyncio
+import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import uvloop
 
@@ -25,13 +28,16 @@ from services.environment import check_packages
 from services.tasks import only_error
 
 CLOSE_MARGIN_S = 5.0
+SWITCH_S = 0.001
+"""How long a thread that wants the interpreter lets another one have it: with Python's own 5 ms an event loop
+beside a thread that computes is late by that much each time it wakes, at several processes of one request."""
 
 EXIT_FAILED = 1
 EXIT_WRONG_SETTING = 2
 EXIT_CUT_SHORT = 130
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Main = Callable[[asyncio.Event], Awaitable[None]]
 """The life of a process: returns once it has ended in good order after the event was set."""
@@ -46,6 +52,7 @@ def run_process(main: Main, *, drain_limit_s: float | None) -> int:
     """
     try:
         check_packages()
+        sys.setswitchinterval(SWITCH_S)
         return uvloop.run(_live(main, drain_limit_s))
     except KvmeshError as error:
         return _say(error)
@@ -54,6 +61,22 @@ def run_process(main: Main, *, drain_limit_s: float | None) -> int:
         if isinstance(lone, KvmeshError):
             return _say(lone)
         raise
+
+
+def end_now(code: int) -> NoReturn:
+    """Everything is closed; what the interpreter would do yet, freeing torch and the pool, takes seconds."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def stop_collecting_what_stands() -> None:
+    """What lives now lives as long as the process: the garbage collector need not look at it again.
+
+    Belongs in a process that is up. Else each full round holds up the loop for all that was made till then.
+    """
+    gc.freeze()
 
 
 def _say(error: KvmeshError) -> int:
@@ -106,13 +129,13 @@ class _Ending:
         if self._drain_limit_s is None:
             self._cut_short(signum.name)
             return
-        _log.info("%s: ending", signum.name)
+        log.info("%s: ending", signum.name)
         limit_s = self._drain_limit_s + CLOSE_MARGIN_S
         reason = f"not done after {limit_s:g} s"
         self._timer = asyncio.get_running_loop().call_later(limit_s, self._cut_short, reason)
 
     def _cut_short(self, reason: str) -> None:
-        _log.warning("ending at once: %s", reason)
+        log.warning("ending at once: %s", reason)
         self.is_cut_short = True
         for signum in _SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(signum)

@@ -11,8 +11,9 @@ Unknown names are refused wherever they stand; a table of another process is not
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -179,8 +180,17 @@ def _convert(setting: Setting, given: _Given) -> Any:
     try:
         return msgspec.convert(value, setting.type, strict=not given.is_text, dec_hook=_as_path)
     except msgspec.ValidationError as error:
-        reason = f"{given.value!r} in {given.source}: {error}"
+        names = _names_of(plain_type(setting.type))
+        expected = f"one of {', '.join(names)}" if names else str(error)
+        reason = f"{given.value!r} in {given.source}: {expected}"
         raise InvalidSetting(setting=setting.name, reason=reason) from error
+
+
+def _names_of(plain: Any) -> list[str]:
+    """What may be said where only some names may be."""
+    if isinstance(plain, type) and issubclass(plain, Enum):
+        return [str(one.value) for one in plain]
+    return list(get_args(plain)) if get_origin(plain) is Literal else []
 
 
 def _as_path(kind: type[Any], value: Any) -> Path:

@@ -11,7 +11,7 @@ from proto.errors import KvmeshError
 from services.backoff import Backoff
 from services.etcd import Entry, EtcdClient, Removal
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -46,5 +46,5 @@ async def follow_prefix(client: EtcdClient, prefix: str) -> AsyncGenerator[Chang
                     backoff.reset()
                     yield Removed(event.key) if isinstance(event, Removal) else Changed(event)
         except KvmeshError as error:
-            _log.debug("watch of %s lost", prefix, extra={"reason": str(error)})
+            log.debug("watch of %s lost", prefix, extra={"reason": str(error)})
         await asyncio.sleep(backoff.next_s())

@@ -14,6 +14,10 @@ from services.servers import Server, start_etcd, start_nats
 # before torch is imported: its threads spin for one another, and on a busy machine that takes minutes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# UCX takes the fastest link, even between processes of one host: what is connected over one that another test
+# makes (see tests/workers/hosts.py) hangs when that is gone
+os.environ.setdefault("UCX_NET_DEVICES", "lo")
+
 # a pause of the machine is no finding
 settings.register_profile("kvmesh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvmesh")

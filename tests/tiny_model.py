@@ -56,6 +56,8 @@ def write_tiny(
     shards: int = 1,
     rope_scaling: dict[str, float | str] | None = None,
     fields: Mapping[str, object] | None = None,
+    chat_template: str = CHAT_TEMPLATE,
+    more_special_tokens: Sequence[str] = (),
     seed: int = 0,
 ) -> Path:
     """Writes a whole model folder and returns it. The same arguments give the same bytes.
@@ -76,7 +78,7 @@ def write_tiny(
     ) | dict(fields or {})
     _write_json(folder / "config.json", config)
     write_eos(folder, EOS_TOKEN_IDS)
-    _write_tokenizer(folder, vocab, context)
+    _write_tokenizer(folder, vocab, context, chat_template, (*SPECIAL_TOKENS, *more_special_tokens))
     _write_weights(folder, _random_weights(config, seed), shards)
     return folder
 
@@ -201,13 +203,15 @@ def _write_weights(folder: Path, weights: dict[str, torch.Tensor], shards: int) 
     _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
 
 
-def _write_tokenizer(folder: Path, vocab: int, context: int) -> None:
+def _write_tokenizer(
+    folder: Path, vocab: int, context: int, chat_template: str, special_tokens: Sequence[str]
+) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(special_tokens),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -217,7 +221,7 @@ def _write_tokenizer(folder: Path, vocab: int, context: int) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": chat_template,
         "model_max_length": context,
     }
     _write_json(folder / "tokenizer_config.json", settings)

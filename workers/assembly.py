@@ -4,7 +4,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from proto.cards import ModelCard
-from proto.layout import PoolLayout
 from services.bus import Bus
 from services.directory import Directory
 from services.metrics import Metrics, WorkerMetrics
@@ -39,9 +38,9 @@ from workers.roles.remote_prefill import RemotePrefillLimits, RemotePrefills
 from workers.roles.role_switch import RoleSwitch
 from workers.roles.term import Term
 from workers.settings import WorkerSettings
-from workers.transfer.pace import Pace
+from workers.transfer.moved import MovedCounter
+from workers.transfer.own_memory import OwnMemory
 from workers.transfer.peers import Peers
-from workers.transfer.transfers import Transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +56,13 @@ class Ground:
     queue: WorkQueue
     engine: Engine
     bridge: EngineBridge
-    transfers: Transfers
+    memory: OwnMemory
     peers: Peers
     neighbours: Neighbours
-    pool: PoolLayout
     card: ModelCard
     metrics: WorkerMetrics
     tracing: Tracing
-    push_pace: Pace
+    moved: MovedCounter
     time: SimulatedTime | None = None
     grammars: GrammarCompiler | None = None
 
@@ -120,10 +118,12 @@ def assemble(ground: Ground, on_overdue: Callable[[], None]) -> Parts:
     held = HeldGrants()
     outbox = Outbox(ground.bus, ns, term.worker, term.incarnation, settings.keep_ended_s)
     publisher = EventPublisher(ground.bus, ns, term.worker, term.incarnation, engine)
-    lender = Lender(engine, ground.peers, ground.transfers, settings.max_lent_share)
-    reads = PinnedReads(engine, control, ground.transfers, ground.pool)
+    lender = Lender(engine, ground.peers, ground.memory, settings.max_lent_share)
+    reads = PinnedReads(engine, control, ground.memory)
     decode_desk = _decode_desk(ground, control, reads, outbox, lender)
-    giver = HandOverGiver(engine, lender, decode_desk.served, settings.hand_over_wait_s)
+    giver = HandOverGiver(
+        term, engine, lender, decode_desk.served, settings.hand_over_wait_s, settings.hand_over_pause_s
+    )
     prefill_desk = _prefill_desk(ground, control, reads, held)
     hand_over = HandOver(decode_desk.served, outbox, ground.metrics)
     letting_go = LettingGo(hand_over, decode_desk, prefill_desk, lender)
@@ -205,7 +205,7 @@ def _reporter(
         prefill_desk,
         lender,
         publisher,
-        ground.push_pace,
+        ground.moved,
         ground.settings.mesh.zone,
     )
 
@@ -217,12 +217,11 @@ def _prefill_desk(
         term=ground.term,
         engine=ground.engine,
         bridge=ground.bridge,
-        transfers=ground.transfers,
+        memory=ground.memory,
         peers=ground.peers,
         control=control,
         reads=reads,
         held=held,
-        pool=ground.pool,
         weights_digest=ground.card.kv_class.weights_digest,
         tracing=ground.tracing,
     )
@@ -231,23 +230,24 @@ def _prefill_desk(
 
 
 def _taker_tools(ground: Ground, control: ControlClient, reads: PinnedReads) -> TakerTools:
-    pool = ground.pool
-    bulk_blocks = -(-ground.settings.bulk_pull_mib * 2**20 // pool.block_bytes)
+    memory = ground.memory
+    bulk_blocks = -(-ground.settings.bulk_pull_mib * 2**20 // memory.block_bytes)
+    size = memory.block_size
     return TakerTools(
-        ground.term, ground.engine, ground.peers, control, reads, pool.block_size, bulk_blocks, ground.metrics
+        ground.term, ground.engine, ground.peers, control, reads, size, bulk_blocks, ground.metrics
     )
 
 
 def _decode_rules(ground: Ground) -> DecodeRules:
     """A prompt with less than a block to compute never goes elsewhere."""
-    settings, pool = ground.settings, ground.pool
+    settings, memory = ground.settings, ground.memory
     prefill = PrefillRules(
         mode=settings.prefill_choice,
-        min_tokens=max(settings.remote_min_tokens, pool.block_size),
+        min_tokens=max(settings.remote_min_tokens, memory.block_size),
         slowdown=settings.slowdown_weight,
         zone=settings.mesh.zone,
     )
-    return DecodeRules(prefill, pool.block_bytes / pool.block_size, settings.early_cancel_s)
+    return DecodeRules(prefill, memory.block_bytes / memory.block_size, settings.early_cancel_s)
 
 
 def observe(metrics: Metrics, ground: Ground, parts: Parts) -> None:
@@ -257,6 +257,9 @@ def observe(metrics: Metrics, ground: Ground, parts: Parts) -> None:
         before_prefill=lambda: engine.load().num_waiting + parts.prefill_desk.num_jobs,
         before_decode=lambda: engine.load().num_awaiting,
         running=lambda: engine.load().num_running,
+    )
+    ground.metrics.observe_guesses(
+        drafted=lambda: engine.load().drafted_tokens, accepted=lambda: engine.load().accepted_tokens
     )
     ground.metrics.observe_blocks(
         total=lambda: engine.settings.num_blocks,
@@ -286,7 +289,21 @@ def observe(metrics: Metrics, ground: Ground, parts: Parts) -> None:
     metrics.observe("sequences_frozen", "sequences that another worker takes", lambda: parts.giver.num_frozen)
     metrics.observe("grants_held", "grants of others that may still be written here", lambda: len(parts.held))
     metrics.observe("pins", "pins given to others", lambda: len(lender.pins))
+    _observe_staging(metrics, ground, lender)
     metrics.observe("streams_kept", "streams kept for resends", lambda: len(parts.outbox))
     metrics.observe("bus_dropped", "messages lost to a full buffer", lambda: ground.bus.num_dropped)
     metrics.observe("bus_expired", "messages dropped as too old", lambda: ground.bus.num_expired)
     metrics.observe("bus_connects", "connections made to the bus", lambda: ground.bus.num_connects)
+
+
+def _observe_staging(metrics: Metrics, ground: Ground, lender: Lender) -> None:
+    strategy, num_blocks = ground.memory.strategy, ground.memory.num_staging_blocks
+    metrics.gauge("transfer_strategy", "1 for the way in which KV reaches the pool", ("strategy",)).labels(
+        strategy
+    ).set(1)
+    metrics.observe("staging_blocks", "blocks that others see in place of the pool", lambda: num_blocks)
+    metrics.observe(
+        "staging_blocks_lent",
+        "of these, blocks that others may write or read, or that are being copied",
+        lambda: num_blocks - lender.lent.num_free,
+    )

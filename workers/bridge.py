@@ -50,11 +50,11 @@ class EngineBridge:
         self._loop.call_soon_threadsafe(self._take, output.events)
 
     def on_layers(
-        self, sequence: str, start: int, end: int, blocks: list[int], first_layer: int, num_layers: int
+        self, sequence: str, start: int, end: int, blocks: list[int], rank: int, layers: LayerRange
     ) -> None:
         push = self._pushes.get(sequence)
         if push is not None:
-            push.write(start, end, blocks, LayerRange(first_layer, num_layers))
+            push.write(rank, start, end, blocks, layers)
 
     def _take(self, events: list[SequenceProgress]) -> None:
         self._on_progress([event for event in events if not self._is_followed(event)])

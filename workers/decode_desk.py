@@ -285,6 +285,7 @@ class DecodeDesk:
             prefilled = served.prefilled()
             if served.job is None:
                 self._metrics.local_prefills.inc()
+        served.num_steps += bool(event.tokens)
         self._metrics.decode_tokens.inc(len(event.tokens))
         is_over = event.finish is not None or event.fault is not None
         end = served.end(event.finish, self._fault_of(event)) if is_over else None
@@ -342,7 +343,14 @@ class DecodeDesk:
         self.served.drop(served)
         if served.first_s:
             num_tokens = served.stream.offset - served.stream.base
-            self._tracing.record("decode", served.first_s, served.trace, code, num_tokens=num_tokens)
+            self._tracing.record(
+                "decode",
+                served.first_s,
+                served.trace,
+                code,
+                num_tokens=num_tokens,
+                num_steps=served.num_steps,
+            )
 
     def _end_cancelled(self, served: Served) -> None:
         self._forget(served, "cancelled")

@@ -9,7 +9,7 @@ from proto import control
 from proto.codec import decode, encode
 from proto.control import CONTROL_REQUESTS, ControlReply, ControlRequest
 from proto.errors import InternalFault, InvalidRequest, KvmeshError, to_fault
-from proto.hand_over import Drain, HandBack, PinSequence, TakeOver, Undrain
+from proto.hand_over import Drain, HandBack, PinSequence, SequencePinned, TakeOver, Undrain
 from proto.requests import Accepted, GenerateReply, Refused, RoutedRequest
 from proto.roles import AskRole, SwitchRole, TakeBackRole
 from services.bus import Delivery
@@ -140,6 +140,10 @@ class WorkerDoor:
     def _begin(self, request: ControlRequest) -> Coroutine[None, None, ControlReply] | None:
         """What is waited for; None for all that is answered at once."""
         match request:
+            case control.Pin():
+                return self._pin(request)
+            case PinSequence():
+                return self._pin_sequence(request)
             case TakeOver():
                 return self._giver.give(request)
             case Drain():
@@ -152,6 +156,16 @@ class WorkerDoor:
                 return self._role_switch.take_back()
         return None
 
+    async def _pin(self, ask: control.Pin) -> control.Pinned:
+        pinned = self._lender.pin(ask)
+        await self._lender.show(pinned.pin)
+        return pinned
+
+    async def _pin_sequence(self, ask: PinSequence) -> SequencePinned:
+        pinned = self._giver.pin(ask)
+        await self._lender.show(pinned.pin)
+        return pinned
+
     def _serve(self, request: ControlRequest) -> ControlReply:
         match request:
             case control.Resend(name, attempt, offset):
@@ -162,12 +176,8 @@ class WorkerDoor:
                 return self._lender.grant(request)
             case control.AskHolding(grants):
                 return control.Holding(self._term.incarnation, self._held.among(grants))
-            case control.Pin():
-                return self._lender.pin(request)
             case control.Unpin(pin):
                 return self._lender.unpin(pin)
-            case PinSequence():
-                return self._giver.pin(request)
             case AskRole():
                 return self._role_switch.progress()
             case control.TakeSnapshot(page, number):

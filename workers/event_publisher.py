@@ -16,7 +16,7 @@ from workers.engine.engine import Engine
 
 INTERVAL_S = 0.1
 LOOK_S = 1.0
-MAX_MESSAGE_HASHES = 8192  # what a router takes in without holding up its loop
+MAX_MESSAGE_HASHES = 2048  # what a router takes in within a millisecond
 
 log = logging.getLogger(__name__)
 

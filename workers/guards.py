@@ -18,7 +18,7 @@ from services.liveness import Liveness
 from workers.engine.engine import Engine
 from workers.registration import check_alike
 from workers.roles.term import Term
-from workers.transfer.transfers import Transfers
+from workers.transfer.own_memory import OwnMemory
 
 LOOK_S = 0.25
 PROBE_S = 2.0
@@ -125,15 +125,15 @@ async def _put_again(directory: Directory, key: str, ours: ModelCard) -> None:
             await asyncio.sleep(backoff.next_s())
 
 
-async def guard_threads(engine: Engine, transfers: Transfers) -> None:
+async def guard_threads(engine: Engine, memory: OwnMemory) -> None:
     """
     Raises:
-        InternalFault: the engine has ended or hangs, or transfers have ended or hang.
+        InternalFault: the engine has ended or hangs, or the transfers of a rank have ended or hang.
     """
     num_faults = 0
     while num_faults * LOOK_S < DOUBT_S:
         await asyncio.sleep(LOOK_S)
         if engine.fault is not None:
             raise InternalFault(reason=f"the engine has ended: {engine.fault.values}")
-        num_faults = num_faults + 1 if transfers.fault else 0
-    raise InternalFault(reason=f"transfers: {transfers.fault}")
+        num_faults = num_faults + 1 if memory.fault else 0
+    raise InternalFault(reason=f"transfers: {memory.fault}")

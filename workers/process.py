@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from proto import keys, subjects
-from proto.cards import RankAgent
-from proto.errors import InternalFault
+from proto.errors import KvmeshError
 from proto.jobs import Landing
 from proto.names import check_id, new_id
 from proto.reports import BEATS, AnyBeat
@@ -34,21 +35,21 @@ from workers.engine.simulated_model import SimulatedTime
 from workers.engine.simulated_runner import SimulatedRunner
 from workers.grammars import GrammarCompiler, open_grammar_compiler
 from workers.guards import check_names_free, guard_model, guard_names, guard_threads
+from workers.memory import MemoryTools, open_memory
 from workers.neighbours import Neighbours
+from workers.ranks.crew import Crew, open_crew, wait_broken
 from workers.registration import Registration, publish_model
 from workers.role_pages import add_role_pages
 from workers.roles.order_watch import OrderWatch, adopt_order
 from workers.roles.prefill_view import PrefillView
 from workers.roles.term import Term
-from workers.runners import engine_settings, kv_class, load_runner, pool_layout
+from workers.runners import drafting, engine_settings, grid_of, kv_class, load_runner
 from workers.serving import beat_settings, send_all_elsewhere, serve, worker_card
 from workers.settings import WorkerSettings
 from workers.transfer.agents import Agents
 from workers.transfer.moved import MovedCounter
-from workers.transfer.nixl_transport import NixlTransport
 from workers.transfer.peers import Peers
-from workers.transfer.transfer_settings import apply_to_environment, backend_parameters
-from workers.transfer.transfer_thread import TransferThread
+from workers.transfer.transfer_settings import apply_to_environment
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
         KvmeshError: it cannot start, or its engine has died.
     """
     name = check_id(settings.name or f"worker-{new_id()[:8]}", "worker.name")
+    settings = msgspec.structs.replace(settings, name=name)
     set_up_logs(settings.logs, "worker", name)
     apply_to_environment(settings.transfer)
     metrics, health = Metrics("worker", name), Health()
@@ -103,48 +105,46 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
         await adopt_order(directory, settings.mesh.ns, term)
         outside = Outside(settings, term, bus, directory, metrics, health, admin, shutdown, tracing)
         await check_available(bus)  # before the weights, which may take minutes
-        loaded = await asyncio.to_thread(_load, settings)
-        if shutdown.is_set():
-            return
-        async with _working(outside, loaded) as (ground, parts, rank):
-            await _serve(outside, ground, parts, rank)
+        async with open_crew(grid_of(settings), settings.rank_silent_s) as crew:
+            loaded = await asyncio.to_thread(_load, settings, crew)
+            if shutdown.is_set():
+                return
+            async with _working(outside, loaded, crew) as (ground, parts):
+                await _serve(outside, ground, parts, crew)
 
 
-def _load(settings: WorkerSettings) -> Loaded:
+def _load(settings: WorkerSettings, crew: Crew) -> Loaded:
     folder = resolve_model(settings.model)
-    runner, digest = load_runner(settings, folder)
+    runner, digest = load_runner(settings, folder, crew)
     time = runner.time if isinstance(runner, SimulatedRunner) else None
-    log.info(
-        "loaded %s", folder.name, extra={"num_blocks": runner.num_blocks, "pool_bytes": runner.pool_bytes}
-    )
+    pool_bytes = sum(pool.pool_bytes for pool in runner.pools)
+    log.info("loaded %s", folder.name, extra={"num_blocks": runner.num_blocks, "pool_bytes": pool_bytes})
     return Loaded(folder, runner, digest, time)
 
 
 @asynccontextmanager
-async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Ground, Parts, RankAgent]]:
+async def _working(outside: Outside, loaded: Loaded, crew: Crew) -> AsyncIterator[tuple[Ground, Parts]]:
     """The engine and the transfers run; nothing is open to others yet."""
     settings, term = outside.settings, outside.term
     loop = asyncio.get_running_loop()
     kv = kv_class(loaded.runner, loaded.weights_digest)
     card = await publish_model(settings, term.worker, outside.directory, loaded.folder, kv)
     bridge = EngineBridge()
-    engine = Engine(loaded.runner, engine_settings(settings, loaded.runner, loaded.folder), bridge)
-    pool = pool_layout(loaded.runner)
-    parameters = backend_parameters(settings.transfer)
-    transport = NixlTransport(f"{term.worker}.{term.incarnation}", pool, parameters)
+    rules = engine_settings(settings, loaded.runner, loaded.folder)
+    engine = Engine(loaded.runner, rules, bridge, drafting(settings))
 
     def on_landing(landing: Landing) -> None:
         loop.call_soon_threadsafe(parts.lender.land, landing)
 
     worker_metrics = WorkerMetrics(outside.metrics)
     moved = MovedCounter(worker_metrics)
-    transfers = TransferThread(transport, on_landing, moved.note, settings.transfer.stall_s)
     queue = await open_work_queue(
         outside.bus, settings.jobs, subjects.prefill_stream(outside.ns), subjects.prefill_any(outside.ns)
     )
-    async with transfers.running() as rank, _grammars(loaded) as grammars:
+    opening = open_memory(MemoryTools(settings.transfer, term, on_landing, moved), loaded.runner, crew)
+    async with opening as memory, _grammars(loaded) as grammars:
         agents = Agents()
-        peers = Peers(rank, term.worker, transfers, agents)
+        peers = Peers(memory, term.worker, agents)
         neighbours = Neighbours(PrefillView(card.name, peers.can_move), agents)
         ground = Ground(
             settings=settings,
@@ -155,14 +155,13 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
             queue=queue,
             engine=engine,
             bridge=bridge,
-            transfers=transfers,
+            memory=memory,
             peers=peers,
             neighbours=neighbours,
-            pool=pool,
             card=card,
             metrics=worker_metrics,
             tracing=outside.tracing,
-            push_pace=moved.push_pace,
+            moved=moved,
             time=loaded.time,
             grammars=grammars,
         )
@@ -170,9 +169,9 @@ async def _working(outside: Outside, loaded: Loaded) -> AsyncIterator[tuple[Grou
         observe(outside.metrics, ground, parts)
         add_role_pages(outside.admin, "/role", lambda _: parts.role_switch)
         outside.health.require_to_live("engine", lambda: str(engine.fault.values) if engine.fault else "")
-        outside.health.require_to_live("transfers", lambda: transfers.ailment)
+        outside.health.require_to_live("transfers", lambda: memory.ailment)
         with EngineThread(engine, settings.niceness):
-            yield ground, parts, rank
+            yield ground, parts
 
 
 @asynccontextmanager
@@ -189,10 +188,11 @@ def _leaving(shutdown: asyncio.Event) -> str:
     return "it is leaving" if shutdown.is_set() else ""
 
 
-async def _serve(outside: Outside, ground: Ground, parts: Parts, rank: RankAgent) -> None:
+async def _serve(outside: Outside, ground: Ground, parts: Parts, crew: Crew) -> None:
     ns, term, bus = outside.ns, outside.term, outside.bus
     card = worker_card(ground, outside.settings.device)
-    registration = Registration(outside.directory.lease, ns, card, rank)
+    agent = ground.memory.card(term.worker, term.incarnation)
+    registration = Registration(outside.directory.lease, ns, card, agent)
     await check_names_free(bus, ns, [term.worker])
     beats = beat_settings(outside.settings.mesh)
     async with watch_beats(bus, ns, beats, BEATS.decode) as liveness:
@@ -205,6 +205,7 @@ async def _serve(outside: Outside, ground: Ground, parts: Parts, rank: RankAgent
         companions = {
             "admittance": admittance.run(),
             "acquaintance": acquaintance.run(),
+            "guard of the ranks": _guard(wait_broken(crew), ground, parts),
             **_companions(outside, ground, parts, liveness),
         }
 
@@ -234,15 +235,16 @@ def _companions(
         "agents": ground.neighbours.agents.follow(outside.directory, ns),
         "orders": ground.orders.follow(outside.directory, keys.order(ns, term.worker)),
         "clients": clients.run(),
-        "guard of threads": _guard_threads(ground, parts),
+        "guard of threads": _guard(guard_threads(ground.engine, ground.memory), ground, parts),
         "guard of the name": guard_names({term.worker: term}, liveness),
         "guard of the model": guard_model(outside.directory, ns, ground.card),
     }
 
 
-async def _guard_threads(ground: Ground, parts: Parts) -> None:
+async def _guard(watch: Coroutine[None, None, None], ground: Ground, parts: Parts) -> None:
+    """Before what `watch` raises ends the worker, what it serves goes elsewhere."""
     try:
-        await guard_threads(ground.engine, ground.transfers)
-    except InternalFault:
+        await watch
+    except KvmeshError:
         await send_all_elsewhere(ground, parts)
         raise

@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from proto import keys, subjects
-from proto.cards import AgentCard, KvClass, ModelCard, RankAgent, TextFiles, WorkerCard
+from proto.cards import AgentCard, KvClass, ModelCard, TextFiles, WorkerCard
 from proto.codec import decode, encode
 from proto.errors import Conflict, InvalidSetting
 from services.bus import open_bus
@@ -14,7 +14,6 @@ from services.directory import Directory
 from services.lease import LeaseKeeper
 from services.models.folder import ModelFolder
 from services.objects import Objects, open_objects
-from workers.roles.proof import own_identity
 from workers.roles.term import Term
 from workers.settings import WorkerSettings
 
@@ -30,19 +29,17 @@ async def publish_model(
     `process` waits behind them.
 
     Raises:
-        InvalidSetting: other workers serve this model with KV or text that differ.
+        InvalidSetting: other workers serve this model with KV, text or parsers that differ.
     """
     ns = settings.mesh.ns
     async with open_bus(settings.bus, f"{process}-bulk") as bulk:
         objects = await open_objects(bulk, settings.objects, subjects.objects_bucket(ns))
-        return await _publish(directory, objects, ns, folder, kv_class)
+        ours = await _card(objects, settings, folder, kv_class)
+        return await _publish(directory, ns, ours)
 
 
-async def _publish(
-    directory: Directory, objects: Objects, ns: str, folder: ModelFolder, kv_class: KvClass
-) -> ModelCard:
-    ours = await _card(objects, folder, kv_class)
-    key = keys.model(ns, folder.name)
+async def _publish(directory: Directory, ns: str, ours: ModelCard) -> ModelCard:
+    key = keys.model(ns, ours.name)
     while True:
         entry = await directory.get(key)
         if entry is None:
@@ -54,17 +51,19 @@ async def _publish(
             check_alike(ours, theirs)
             return theirs
         except InvalidSetting:
-            if await _is_served(directory, ns, folder.name):
+            if await _is_served(directory, ns, ours.name):
                 raise
         try:
             await directory.swap(key, encode(ours), entry.revision)
         except Conflict:
             continue
-        log.info("the model's card was replaced", extra={"model": folder.name})
+        log.info("the model's card was replaced", extra={"model": ours.name})
         return ours
 
 
-async def _card(objects: Objects, folder: ModelFolder, kv_class: KvClass) -> ModelCard:
+async def _card(
+    objects: Objects, settings: WorkerSettings, folder: ModelFolder, kv_class: KvClass
+) -> ModelCard:
     tokenizer = await objects.put_if_absent(folder.tokenizer_path.read_bytes())
     template = await objects.put_if_absent(folder.chat_template.encode()) if folder.chat_template else ""
     return ModelCard(
@@ -75,6 +74,8 @@ async def _card(objects: Objects, folder: ModelFolder, kv_class: KvClass) -> Mod
         vocab_size=folder.vocab_size,
         eos_tokens=folder.eos_tokens,
         created_s=int(time.time()),
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
     )
 
 
@@ -85,7 +86,8 @@ def check_alike(ours: ModelCard, theirs: ModelCard) -> None:
     """
     for field in ("block_size", "dtype", "weights_digest"):
         _check_equal(ours.name, field, getattr(ours.kv_class, field), getattr(theirs.kv_class, field))
-    _check_equal(ours.name, "context_tokens", ours.context_tokens, theirs.context_tokens)
+    for field in ("context_tokens", "tool_parser", "reasoning_parser"):
+        _check_equal(ours.name, field, getattr(ours, field), getattr(theirs, field))
     for field in ("tokenizer", "chat_template", "bos_token", "eos_token"):
         _check_equal(ours.name, field, getattr(ours.text, field), getattr(theirs.text, field))
 
@@ -104,16 +106,15 @@ async def _is_served(directory: Directory, ns: str, model: str) -> bool:
 class Registration:
     """This worker's own keys. They live by `lease`: they vanish with it, and come back after any outage."""
 
-    def __init__(self, lease: LeaseKeeper, ns: str, card: WorkerCard, rank: RankAgent) -> None:
+    def __init__(self, lease: LeaseKeeper, ns: str, card: WorkerCard, agent: AgentCard) -> None:
         self._lease = lease
         self._ns = ns
         self._card = card
-        self._rank = rank
+        self._agent = agent
 
     async def publish_agent(self) -> None:
         """Before the card: whoever is chosen can be reached."""
-        agent = AgentCard(self._card.worker, self._card.incarnation, own_identity(), [self._rank])
-        await self._lease.own(keys.agent(self._ns, self._card.worker), encode(agent))
+        await self._lease.own(keys.agent(self._ns, self._card.worker), encode(self._agent))
 
     async def publish(self, term: Term) -> None:
         """The card as the term has it now."""

@@ -8,7 +8,7 @@ from workers.event_publisher import EventPublisher
 from workers.prefill_desk import PrefillDesk
 from workers.roles.lender import Lender
 from workers.roles.term import Term
-from workers.transfer.pace import Pace
+from workers.transfer.moved import MovedCounter
 
 
 class Reporter:
@@ -23,7 +23,7 @@ class Reporter:
         prefill_desk: PrefillDesk,
         lender: Lender,
         publisher: EventPublisher,
-        push_pace: Pace,
+        moved: MovedCounter,
         zone: str,
     ) -> None:
         self._term = term
@@ -33,7 +33,7 @@ class Reporter:
         self._prefill_desk = prefill_desk
         self._lender = lender
         self._publisher = publisher
-        self._push_pace = push_pace
+        self._moved = moved
         self._zone = zone
 
     def payload(self) -> bytes:
@@ -65,7 +65,7 @@ class Reporter:
             prompt_tokens=load.prompt_tokens,
             last_event=self._publisher.number,
             decisions=dict(self._decode_desk.decisions),
-            push_bytes_per_s=self._push_pace.bytes_per_s,
+            push_bytes_per_s=self._moved.push_bytes_per_s,
             jobs_taken=self._prefill_desk.num_taken,
             zone=self._zone,
             change=self._term.change,

@@ -37,13 +37,15 @@ def plan_sequence(request: GenerateRequest, card: ModelCard) -> SequenceSpec:
         raise DeadlineExceeded(what="the request", limit_s=request.deadline_s)
     if request.offset != count_tokens(request.generated):
         raise InvalidRequest(field="offset", reason="it is not the number of generated tokens")
-    prompt = unpack_tokens(request.prompt)
-    check_scores(request.sampling.prompt_logprobs, len(prompt))
+    tokens = unpack_tokens(request.prompt)
+    num_prompt = len(tokens)
+    tokens += unpack_tokens(request.generated)
+    check_scores(request.sampling.prompt_logprobs, num_prompt)
     return SequenceSpec(
         sequence=sequence_name(request.request, request.attempt),
         kind=SequenceKind.GENERATE,
-        tokens=prompt + unpack_tokens(request.generated),
-        num_prompt=len(prompt),
+        tokens=tokens,
+        num_prompt=num_prompt,
         sample=_sample_params(request.sampling, card.vocab_size),
         max_tokens=request.stopping.max_tokens,
         stop_tokens=_stop_tokens(request.stopping, card),

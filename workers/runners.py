@@ -1,30 +1,57 @@
-"""The runner that a worker's settings ask for, and how its pool looks to others."""
+"""The runner that a worker's settings ask for, and what the engine is told of it."""
 
 from proto.cards import KvClass
-from proto.layout import PoolLayout
+from proto.errors import InvalidSetting
 from services.models.folder import ModelFolder
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.host_memory import read_host_memory
+from workers.engine.ngram_drafter import NgramDrafter
 from workers.engine.runner import Runner
+from workers.engine.simulated_model import simulated_pool
 from workers.engine.simulated_runner import SimulatedRunner
+from workers.engine.speculation import Drafting
 from workers.engine.torch_settings import PoolSize, TorchSettings
+from workers.ranks.crew import Crew
+from workers.ranks.grid import Grid
 from workers.settings import WorkerSettings
 
 
-def load_runner(settings: WorkerSettings, folder: ModelFolder) -> tuple[Runner, str]:
+def grid_of(settings: WorkerSettings) -> Grid:
+    """
+    Raises:
+        InvalidSetting: what is simulated has no ranks.
+    """
+    grid = Grid(settings.tp, settings.pp)
+    if settings.engine == "simulated" and grid.num_ranks > 1:
+        raise InvalidSetting(setting="worker.tp", reason="a simulated worker is of one rank: tp and pp are 1")
+    return grid
+
+
+def load_runner(settings: WorkerSettings, folder: ModelFolder, crew: Crew) -> tuple[Runner, str]:
     """The runner and the digest that names its weights. Takes seconds: for a thread.
 
     Raises:
         InvalidSetting: model, device or dtype cannot be used.
+        InternalFault: a rank of `crew` has ended.
     """
     if settings.engine == "simulated":
         return _simulated(settings), simulated_digest(folder)
     # Only here: a simulated worker needs no torch, and starts without it.
-    from workers.engine.torch_loading import load_torch_runner
     from workers.model.weights import weights_digest
 
-    runner = load_torch_runner(folder.path, torch_settings(settings))
-    return runner, weights_digest(folder.path, settings.weights)
+    return _load_torch(settings, folder, crew), weights_digest(folder.path, settings.weights)
+
+
+def _load_torch(settings: WorkerSettings, folder: ModelFolder, crew: Crew) -> Runner:
+    """With one rank there is nobody to agree with: nothing of the others is loaded."""
+    if crew.grid.num_ranks == 1:
+        from workers.engine.torch_loading import load_torch_runner
+
+        return load_torch_runner(folder.path, torch_settings(settings))
+    from workers.ranks.rank_loading import Around, load_ranked_runner
+
+    around = Around(settings.name, settings.niceness, settings.step_stall_s, settings.logs)
+    return load_ranked_runner(folder.path, torch_settings(settings), crew, around)
 
 
 def torch_settings(settings: WorkerSettings) -> TorchSettings:
@@ -51,7 +78,7 @@ def simulated_digest(folder: ModelFolder) -> str:
 def _simulated(settings: WorkerSettings) -> SimulatedRunner:
     """Its pool takes no memory: a share of what there is says how large it is to seem."""
     model = settings.simulated
-    block_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * settings.block_size * 4
+    block_bytes = simulated_pool(model, 1, settings.block_size).block_bytes
     num_blocks = pool_size(settings).count_blocks(block_bytes, read_host_memory().free_bytes)
     return SimulatedRunner(model, num_blocks, settings.block_size, settings.name)
 
@@ -70,21 +97,19 @@ def engine_settings(settings: WorkerSettings, runner: Runner, folder: ModelFolde
     )
 
 
-def pool_layout(runner: Runner) -> PoolLayout:
-    """The whole pool of a worker of one rank: all layers, all heads."""
-    return PoolLayout(
-        address=runner.pool_address,
-        num_blocks=runner.num_blocks,
-        block_size=runner.block_size,
-        first_layer=0,
-        num_layers=runner.num_layers,
-        first_head=0,
-        num_heads=runner.num_kv_heads,
-        head_dim=runner.head_dim,
-        dtype=runner.dtype,
-        item_bytes=runner.itemsize,
-        device=runner.pool_device,
-    )
+def drafting(settings: WorkerSettings) -> Drafting | None:
+    """Nobody guesses for simulated workers: their text never says anything twice.
+
+    Raises:
+        InvalidSetting: the sizes do not fit each other.
+    """
+    least, most = settings.ngram_min_tokens, settings.ngram_max_tokens
+    if least > most:
+        reason = f"{most} is under ngram_min_tokens, which is {least}"
+        raise InvalidSetting(setting="worker.ngram_max_tokens", reason=reason)
+    if settings.speculative == "off" or settings.engine == "simulated":
+        return None
+    return Drafting(lambda: NgramDrafter(least, most), settings.draft_tokens)
 
 
 def kv_class(runner: Runner, weights_digest: str) -> KvClass:

@@ -21,7 +21,8 @@ from workers.roles.owned_job import OwnedJob
 class Served:
     """One attempt in the engine. `timer` ends it at its deadline; `trace` is where its spans belong. `taking`
     is the hand-over by which it came, `origin` how its prompt was prefilled before that. `prompt_logprobs`
-    are the records of the prompt's tokens, known from its first token on, if they were asked for.
+    are the records of the prompt's tokens, known from its first token on, if they were asked for. `num_steps`
+    gave its tokens, and each may have given several.
 
     Units: `began_s` and `first_s` on the monotonic clock.
     """
@@ -35,6 +36,7 @@ class Served:
     taking: Taking | None = None
     origin: Prefilled | None = None
     prompt_logprobs: bytes = b""
+    num_steps: int = 0
     began_s: float = field(default_factory=time.monotonic)
     first_s: float = 0.0
 
@@ -117,6 +119,9 @@ class ServedTable:
 
     def all(self) -> list[Served]:
         return list(self._by_sequence.values())
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._by_sequence
 
     def __len__(self) -> int:
         return len(self._by_sequence)

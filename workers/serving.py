@@ -92,11 +92,12 @@ def worker_card(ground: Ground, hardware: str) -> WorkerCard:
         incarnation=term.incarnation,
         state=term.state,
         kv_class=ground.card.kv_class,
-        num_blocks=ground.pool.num_blocks,
+        num_blocks=ground.memory.num_blocks,
         max_sequences=settings.max_sequences,
         host=settings.mesh.host_name,
         zone=settings.mesh.zone,
         hardware=hardware,
+        strategy=ground.memory.strategy,
     )
 
 
@@ -131,6 +132,7 @@ async def _leave(ground: Ground, parts: Parts, registration: Registration, beats
             await parts.prefill_desk.wait_idle()
     except TimeoutError:
         log.info("what is left goes elsewhere", extra={"num_left": len(parts.decode_desk.served)})
+    parts.hand_over.note_left("sent_on")
     parts.decode_desk.send_elsewhere("it is leaving")
     parts.prefill_desk.give_back("it is leaving")
     await parts.outbox.flush()

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from proto.cards import ReasoningParserName, ToolParserName
 from proto.roles import Role
 from services.admin import AdminSettings
 from services.bus import BusSettings
@@ -14,6 +15,7 @@ from services.mesh_settings import MeshSettings
 from services.objects import ObjectSettings
 from services.tracing import TraceSettings
 from services.work_queue import WorkQueueSettings
+from workers.engine.drafter import SpeculativeName
 from workers.engine.simulated_model import SimulatedModel
 from workers.engine.torch_settings import DtypeName, WeightsName
 from workers.roles.prefill_choice import PrefillMode
@@ -32,6 +34,23 @@ Weights = Annotated[
         description="full: weights in dtype; int8: on a CPU, matrices in 8 bits and what they multiply in 16"
     ),
 ]
+TensorParallel = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=64,
+        description="ranks among which heads and columns of each layer are divided; "
+        "KV heads are held by several where there are fewer",
+    ),
+]
+PipelineParallel = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=64,
+        description="stages among which the layers are divided; tp * pp processes, on devices from device on",
+    ),
+]
 PoolShare = Annotated[
     float,
     Meta(
@@ -41,7 +60,25 @@ PoolShare = Annotated[
         "0: pool_mib says it",
     ),
 ]
+ToolParser = Annotated[
+    ToolParserName,
+    Meta(
+        description="how the model writes calls of tools: none, hermes (Qwen too), llama3 or mistral; "
+        "auto: as its chat template shows"
+    ),
+]
+ReasoningParser = Annotated[
+    ReasoningParserName,
+    Meta(description="how it writes thoughts: none, think; auto: as its chat template shows"),
+]
 BlockSize = Annotated[int, Meta(ge=1, description="tokens a block")]
+Speculative = Annotated[
+    SpeculativeName,
+    Meta(
+        description="off, or ngram: what followed the last tokens where they came before in the same text is "
+        "guessed to follow again, and several tokens a step are tried where that is likely to pay"
+    ),
+]
 RemoteMinTokens = Annotated[
     int, Meta(ge=0, description="uncached tokens from which a prompt is prefilled elsewhere")
 ]
@@ -56,8 +93,6 @@ SlowdownWeight = Annotated[
     float,
     Meta(ge=0, description="a second that each running sequence loses to a prefill, against one of waiting"),
 ]
-
-
 PrefillStepTokens = Annotated[
     int,
     Meta(
@@ -87,13 +122,22 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: Annotated[
         str, Meta(description="catalog name, local Hugging Face folder, or hub name org/name")
     ] = "smollm2-135m"
+    tool_parser: ToolParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
     engine: Annotated[
         Literal["torch", "simulated"], Meta(description="torch, or simulated: time from [simulated]")
     ] = "torch"
     device: Annotated[str, Meta(description="torch device, such as cpu or cuda:0")] = "cpu"
     dtype: Dtype = "float32"
     weights: Weights = "full"
-    threads: Annotated[int, Meta(ge=1, description="threads that torch computes with on a CPU")] = 1
+    threads: Annotated[
+        int, Meta(ge=1, description="threads that torch computes with on a CPU, of all ranks together")
+    ] = 1
+    tp: TensorParallel = 1
+    pp: PipelineParallel = 1
+    rank_silent_s: Annotated[
+        float, Meta(ge=1, description="seconds without a sign of life from a rank that end its worker")
+    ] = 5.0
     niceness: Annotated[
         int,
         Meta(
@@ -113,6 +157,16 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     block_size: BlockSize = 16
     step_tokens: Annotated[int, Meta(ge=2, description="most tokens computed in one step")] = 256
     prefill_step_tokens: PrefillStepTokens = 0
+    speculative: Speculative = "off"
+    draft_tokens: Annotated[
+        int, Meta(ge=1, le=64, description="most tokens that are guessed for a sequence in a step")
+    ] = 8
+    ngram_min_tokens: Annotated[
+        int, Meta(ge=1, description="last tokens that must have come before for a guess")
+    ] = 3
+    ngram_max_tokens: Annotated[
+        int, Meta(ge=1, description="of several such places, tokens that are compared to choose the best")
+    ] = 8
     max_sequences: Annotated[int, Meta(ge=1, description="most sequences computed at once")] = 64
     max_waiting: Annotated[int, Meta(ge=1, description="most sequences that wait for their turn")] = 512
     step_stall_s: Annotated[float, Meta(gt=0, description="seconds after which a step counts as hung")] = 30.0
@@ -135,6 +189,14 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hand_over_wait_s: Annotated[
         float, Meta(gt=0, description="seconds that a sequence stands still for a taker that is silent")
     ] = 10.0
+    hand_over_pause_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="seconds that all sequences of a worker that lets go of them stand still, once the "
+            "first is taken, for those who take the others",
+        ),
+    ] = 0.5
     bulk_pull_mib: Annotated[
         int,
         Meta(

@@ -9,7 +9,8 @@ from proto.constraints import Constraint, ConstraintKind
 from proto.errors import InvalidRequest
 
 _encode = msgspec.json.Encoder().encode
-SchemaName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+# `$` alone would let a line break follow
+SchemaName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 Schema = dict[str, Any] | bool
 
 

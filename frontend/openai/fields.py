@@ -1,101 +1,58 @@
-"""Every documented field of a request: served, without effect here, or refused by name; none is ignored."""
+"""Documented fields that are refused by name: none that asks for something is ignored."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
-from frontend.openai.constraints import CONSTRAINT_FIELDS
 from proto.errors import InvalidRequest
 
 Json = bool | int | float | str | list[object] | dict[str, object] | None
+Refused = Mapping[str, tuple[Json, ...]]
+"""Fields by name, with the values that ask for no more than their absence; null does so too."""
 
-
-class FieldTable(msgspec.Struct, frozen=True):
-    """The fields of one endpoint.
-
-    `inert` ones may hold anything: they ask for nothing that the answer would show. `refused` ones ask for
-    what is not served yet, unless they hold null or one of the values listed, which ask for the default.
-    """
-
-    served: frozenset[str]
-    inert: frozenset[str]
-    refused: Mapping[str, tuple[Json, ...]]
-
-
-_SERVED = (
-    "model",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "logprobs",
-    "prompt_logprobs",
-    "stream",
-    "stream_options",
-    "cache_salt",
-    "priority",
-    "worker_id",
-    "kvmesh",
-    *CONSTRAINT_FIELDS,
-)
-_INERT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-_REFUSED: dict[str, tuple[Json, ...]] = {
-    "n": (1,),
+_REFUSED: Refused = {
     "store": (False,),
-    "service_tier": ("auto", "default"),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
 }
 
-CHAT_FIELDS = FieldTable(
-    served=frozenset((*_SERVED, "messages", "max_completion_tokens", "top_logprobs")),
-    inert=frozenset(_INERT),
-    refused={
-        **_REFUSED,
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (False, True),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "reasoning_effort": (),
-        "verbosity": (),
-        "web_search_options": (),
-        "moderation": (),
-    },
-)
-COMPLETION_FIELDS = FieldTable(
-    served=frozenset((*_SERVED, "prompt")),
-    inert=frozenset(_INERT),
-    refused={**_REFUSED, "best_of": (1,), "echo": (False,), "suffix": ("",)},
-)
+REFUSED_OF_CHAT: Refused = {
+    **_REFUSED,
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "moderation": (),
+    "documents": ([],),
+    "chat_template": (),
+}
+REFUSED_OF_TOKENIZE: Refused = {"chat_template": (), "mm_processor_kwargs": ({},)}
+REFUSED_OF_COMPLETION: Refused = {**_REFUSED, "suffix": ("",)}
 
 
-def check_fields(given: Mapping[str, msgspec.Raw], table: FieldTable) -> None:
+def check_fields(given: Mapping[str, msgspec.Raw], served: Collection[str], refused: Refused) -> None:
     """
     Raises:
         InvalidRequest: a field that is not known, or asks for what is not served.
     """
     for name, raw in given.items():
-        if name in table.served or name in table.inert:
+        if name in served:
             continue
-        if name not in table.refused:
+        if name not in refused:
             raise InvalidRequest(field=name, reason="there is no such field")
-        value = msgspec.json.decode(raw)
-        if value is not None and not _is_among(value, table.refused[name]):
+        if not _is_neutral(raw, refused[name]):
             raise InvalidRequest(field=name, reason="this is not served here")
 
 
-def _is_among(value: object, neutral: tuple[Json, ...]) -> bool:
+def _is_neutral(raw: msgspec.Raw, neutral: tuple[Json, ...]) -> bool:
     """Equality of JSON: 1 is 1.0, but true is not 1."""
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # such as a number beyond all bounds
+    return value is None or any(
+        value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral
+    )

@@ -1,47 +1,35 @@
-"""Answers as OpenAI's JSON: chunks of a stream, and whole objects, for chats and for completions.
+"""Answers as OpenAI's JSON, whatever the endpoint: chunks of a stream, and whole objects.
 
 A chunk is a prefix and a suffix made once, around the text: all that is encoded for a token is its text.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import msgspec
 
+from frontend.events import EVENT_END, EVENT_START
+from frontend.form import WholeChoice
 from frontend.generation import Usage
-from frontend.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from frontend.openai.logprobs import prompt_logprobs
 from frontend.shown_tokens import ShownToken
 from frontend.text_choice import ChoiceFacts
 
-_encode = msgspec.json.Encoder().encode
-DONE = b"data: [DONE]\n\n"
-
-
-class WholeChoice(msgspec.Struct, frozen=True):
-    """A choice that has ended. `facts` are those of the `kvmesh` extension; `tokens` and `prompt` the tokens
-    of its text and of its prompt but the first, where their log-probabilities were asked for."""
-
-    index: int
-    text: str
-    finish: str
-    facts: ChoiceFacts
-    tokens: list[ShownToken] | None = None
-    prompt: list[ShownToken] | None = None
+encode_json = msgspec.json.Encoder().encode
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
-    """What all parts of an answer share. Units: `created` in seconds of the epoch."""
+    """What all parts of an answer share. `may_call`: there may be calls and no content. Units: `created` in
+    seconds of the epoch."""
 
     request: str
     model: str
     created: int
     shows_usage: bool
+    shows_running_usage: bool
     shows_facts: bool
-
-
-def make_head(request: str, model: str, *, shows_usage: bool, shows_facts: bool) -> AnswerHead:
-    return AnswerHead(request, model, int(time.time()), shows_usage, shows_facts)
+    shows_tier: bool
+    may_call: bool
 
 
 class AnswerForm(ABC):
@@ -53,15 +41,25 @@ class AnswerForm(ABC):
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
-        self._common = b'"id":"%s%s","created":%d,"model":%s,' % (
+        self._common = b'"id":"%s%s","created":%d,"model":%s,%s' % (
             self.id_prefix,
             head.request.encode(),
             head.created,
-            _encode(head.model),
+            encode_json(head.model),
+            b'"service_tier":"default",' if head.shows_tier else b"",
         )
-        self._start = b'data: {"object":"%s",%s"choices":[' % (self.chunk_object, self._common)
-        self._tail = b'],"usage":null}\n\n' if head.shows_usage else b"]}\n\n"
+        self._start = EVENT_START + b'{"object":"%s",%s"choices":[' % (self.chunk_object, self._common)
+        self._tail = (b'],"usage":null}' if head.shows_usage else b"]}") + EVENT_END
         self._frames: dict[int, tuple[bytes, bytes, bytes]] = {}
+
+    @property
+    def tells_usage_as_it_comes(self) -> bool:
+        return self._head.shows_running_usage
+
+    def note_usage(self, usage: Usage) -> None:
+        """How far the answer is with the events that are written next."""
+        self._tail = b'],"usage":%s}' % _usage(usage) + EVENT_END
+        self._frames.clear()
 
     @abstractmethod
     def opening(self, index: int) -> bytes:
@@ -95,18 +93,18 @@ class AnswerForm(ABC):
             before, between, after = self.choice_frame(index)
             frame = self._frames[index] = (self._start + before, between, after + self._tail)
         logprobs = self.logprobs(tokens) if tokens else b"null"
-        return frame[0] + _encode(text) + frame[1] + logprobs + frame[2]
+        return frame[0] + encode_json(text) + frame[1] + logprobs + frame[2]
 
     def finish(self, index: int, finish: str, facts: ChoiceFacts) -> bytes:
         """The event that ends a choice."""
-        choice = self.ended_choice(index, _encode(finish))
+        choice = self.ended_choice(index, encode_json(finish))
         return self._start + choice + self._with_facts([facts]) + self._tail[1:]
 
     def usage(self, usage: Usage) -> bytes:
         """The event with the usage, if it was asked for."""
         if not self._head.shows_usage:
             return b""
-        return self._start + b'],"usage":%s}\n\n' % _usage(usage)
+        return self._start + b'],"usage":%s}' % _usage(usage) + EVENT_END
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The answer as one object."""
@@ -126,72 +124,10 @@ class AnswerForm(ABC):
         """The end of `choices`, and the `kvmesh` extension if it was asked for."""
         if not self._head.shows_facts:
             return b"]"
-        return b'],"kvmesh":{"choices":%s}' % _encode(facts)
+        return b'],"kvmesh":{"choices":%s}' % encode_json(facts)
 
 
-class ChatForm(AnswerForm):
-    id_prefix = b"chatcmpl-"
-    chunk_object = b"chat.completion.chunk"
-    whole_object = b"chat.completion"
-
-    def opening(self, index: int) -> bytes:
-        choice = (
-            b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        )
-        return self._start + choice % index + self._tail
-
-    def choice_frame(self, index: int) -> tuple[bytes, bytes, bytes]:
-        return b'{"index":%d,"delta":{"content":' % index, b'},"logprobs":', b',"finish_reason":null}'
-
-    def logprobs(self, tokens: Sequence[ShownToken]) -> bytes:
-        return chat_logprobs(tokens)
-
-    def ended_choice(self, index: int, finish: bytes) -> bytes:
-        return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%s}' % (index, finish)
-
-    def whole_choice(self, choice: WholeChoice) -> bytes:
-        return (
-            b'{"index":%d,"message":{"role":"assistant","content":%s,"refusal":null},"logprobs":%s,'
-            b'"finish_reason":%s}'
-            % (choice.index, _encode(choice.text), self._logprobs_of(choice), _encode(choice.finish))
-        )
-
-    def whole_extras(self, choices: Sequence[WholeChoice]) -> bytes:
-        """A chat has one prompt, and says of it at its top."""
-        return _prompt_field(choices[0])
-
-
-class CompletionForm(AnswerForm):
-    id_prefix = b"cmpl-"
-    chunk_object = b"text_completion"
-    whole_object = b"text_completion"
-
-    def opening(self, index: int) -> bytes:
-        return b""
-
-    def choice_frame(self, index: int) -> tuple[bytes, bytes, bytes]:
-        return b'{"index":%d,"text":' % index, b',"logprobs":', b',"finish_reason":null}'
-
-    def logprobs(self, tokens: Sequence[ShownToken]) -> bytes:
-        return completion_logprobs(tokens)
-
-    def ended_choice(self, index: int, finish: bytes) -> bytes:
-        return b'{"index":%d,"text":"","logprobs":null,"finish_reason":%s}' % (index, finish)
-
-    def whole_choice(self, choice: WholeChoice) -> bytes:
-        return b'{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s%s}' % (
-            choice.index,
-            _encode(choice.text),
-            self._logprobs_of(choice),
-            _encode(choice.finish),
-            _prompt_field(choice),
-        )
-
-    def whole_extras(self, choices: Sequence[WholeChoice]) -> bytes:
-        return b""
-
-
-def _prompt_field(choice: WholeChoice) -> bytes:
+def prompt_field(choice: WholeChoice) -> bytes:
     """What the tokens of its prompt were worth, if that was asked for."""
     return b"" if choice.prompt is None else b',"prompt_logprobs":' + prompt_logprobs(choice.prompt)
 
@@ -199,6 +135,18 @@ def _prompt_field(choice: WholeChoice) -> bytes:
 def _usage(usage: Usage) -> bytes:
     return (
         b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,'
-        b'"prompt_tokens_details":{"cached_tokens":%d}}'
-        % (usage.num_prompt, usage.num_out, usage.num_prompt + usage.num_out, usage.num_cached)
+        b'"prompt_tokens_details":{"cached_tokens":%d}%s}'
+        % (
+            usage.num_prompt,
+            usage.num_out,
+            usage.num_prompt + usage.num_out,
+            usage.num_cached,
+            _reasoning_tokens(usage),
+        )
     )
+
+
+def _reasoning_tokens(usage: Usage) -> bytes:
+    if usage.num_reasoning is None:
+        return b""
+    return b',"completion_tokens_details":{"reasoning_tokens":%d}' % usage.num_reasoning

@@ -4,40 +4,38 @@ from collections.abc import Sequence
 
 import msgspec
 
-from frontend.shown_tokens import ShownToken, TokenScore
-
-_LEAST_LOGPROB = -9999.0
-"""OpenAI's "very unlikely": JSON has no infinity."""
+from frontend.shown_tokens import ShownToken
+from frontend.token_scores import TokenScore, TokenScores
 
 _encode = msgspec.json.Encoder().encode
 
 
-class _Alternative(msgspec.Struct, frozen=True):
+class Alternative(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class _ChatToken(msgspec.Struct, frozen=True):
+class ChatToken(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[_Alternative]
+    top_logprobs: list[Alternative]
 
 
-class _ChatLogprobs(msgspec.Struct, frozen=True):
-    content: list[_ChatToken]
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[ChatToken]
     refusal: None = None
 
 
-class _CompletionLogprobs(msgspec.Struct, frozen=True):
+class CompletionLogprobs(msgspec.Struct, frozen=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
-class _PromptToken(msgspec.Struct, frozen=True):
+class PromptToken(msgspec.Struct, frozen=True):
     logprob: float
     rank: int
     decoded_token: str
@@ -45,35 +43,37 @@ class _PromptToken(msgspec.Struct, frozen=True):
 
 def chat_logprobs(tokens: Sequence[ShownToken]) -> bytes:
     content = [
-        _ChatToken(*_chat_values(shown.own), [_Alternative(*_chat_values(each)) for each in shown.best])
+        ChatToken(*_chat_values(shown.own), [Alternative(*_chat_values(each)) for each in shown.best])
         for shown in tokens
     ]
-    return _encode(_ChatLogprobs(content))
+    return _encode(ChatLogprobs(content))
 
 
 def completion_logprobs(tokens: Sequence[ShownToken]) -> bytes:
-    """Of each token its place in the text; its alternatives always hold the token itself."""
+    """Of each token its place in the text; its alternatives always hold the token itself. The first token of
+    a prompt that is echoed has none."""
     return _encode(
-        _CompletionLogprobs(
+        CompletionLogprobs(
             tokens=[_completion_name(shown.own) for shown in tokens],
-            token_logprobs=[_logprob(shown.own) for shown in tokens],
-            top_logprobs=[
-                {_completion_name(each): _logprob(each) for each in (*shown.best, shown.own)}
-                for shown in tokens
-            ],
+            token_logprobs=[shown.own.logprob if shown.own.rank else None for shown in tokens],
+            top_logprobs=[_alternatives(shown) if shown.own.rank else None for shown in tokens],
             text_offset=[shown.start for shown in tokens],
         )
     )
 
 
-def prompt_logprobs(tokens: Sequence[ShownToken]) -> bytes:
+def _alternatives(shown: ShownToken) -> dict[str, float]:
+    return {_completion_name(each): each.logprob for each in (*shown.best, shown.own)}
+
+
+def prompt_logprobs(tokens: Sequence[TokenScores]) -> bytes:
     """The prompt's first token has none: nothing is before it."""
     return _encode(
         [
             None,
             *(
                 {
-                    each.token: _PromptToken(_logprob(each), each.rank, _name(each))
+                    each.token: PromptToken(each.logprob, each.rank, _name(each))
                     for each in (*shown.best, shown.own)
                 }
                 for shown in tokens
@@ -83,7 +83,7 @@ def prompt_logprobs(tokens: Sequence[ShownToken]) -> bytes:
 
 
 def _chat_values(score: TokenScore) -> tuple[str, float, list[int]]:
-    return _name(score), _logprob(score), list(score.spelling)
+    return _name(score), score.logprob, list(score.spelling)
 
 
 def _completion_name(score: TokenScore) -> str:
@@ -97,7 +97,3 @@ def _name(score: TokenScore) -> str:
         return score.spelling.decode()
     except UnicodeDecodeError:
         return "".join(f"\\x{byte:02x}" for byte in score.spelling)
-
-
-def _logprob(score: TokenScore) -> float:
-    return max(score.logprob, _LEAST_LOGPROB)

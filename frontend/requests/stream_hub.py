@@ -32,7 +32,7 @@ from proto.codec import encode
 from proto.errors import InternalFault, InvalidRequest, KvmeshError, Overloaded, from_fault
 from proto.reports import AnyBeat, LoadReport
 from proto.requests import ROUTE_REPLIES, GenerateRequest, KvSource, Queued, Refused, Routed, RouteReply
-from proto.streams import STREAM_MESSAGES, LiveOffsets, PleaseMove, StepFrames
+from proto.streams import STREAM_MESSAGES, End, LiveOffsets, PleaseMove, StepFrames
 from proto.tokens import pack_tokens
 from services.bus import Bus, Delivery
 from services.liveness import Liveness
@@ -43,6 +43,7 @@ from services.tracing import Tracing
 log = logging.getLogger(__name__)
 
 _INBOX_MESSAGES = 8192
+_TURN_MESSAGES = 16
 
 
 class HubRules(msgspec.Struct, frozen=True):
@@ -55,13 +56,18 @@ class HubRules(msgspec.Struct, frozen=True):
 
 
 class LiveRequest:
-    """A request between `StreamHub.begin` and `StreamHub.finish`: its machine, and who waits for it."""
+    """A request between `StreamHub.begin` and `StreamHub.finish`: its machine, and who waits for it.
+
+    `followers` are sent when its first token has come, or it has ended without one; not when it has failed,
+    since then its reader gives them all up.
+    """
 
     def __init__(self, request: GenerateRequest, state: StreamState, waker: Waker) -> None:
         self.request = request
         self.state = state
         self.waker = waker
         self.num_moves = 0
+        self.followers: list[LiveRequest] = []
 
     def attempt(self, route: Route, now: float) -> GenerateRequest:
         """What the routers get for `route`: all tokens so far come along."""
@@ -104,8 +110,21 @@ class StreamHub:
     def num_live(self) -> int:
         return len(self._live)
 
-    def begin(self, request: GenerateRequest, stop_tokens: frozenset[int], waker: Waker) -> LiveRequest:
+    @property
+    def max_live(self) -> int:
+        return self._rules.max_live
+
+    def begin(
+        self,
+        request: GenerateRequest,
+        stop_tokens: frozenset[int],
+        waker: Waker,
+        leader: LiveRequest | None = None,
+    ) -> LiveRequest:
         """Sends `request` on its way; `waker` is woken when something of it comes.
+
+        Behind a `leader` it is live from now on, and sent once that one's prompt has been read: it finds the
+        prefix that they share in a cache.
 
         Raises:
             Overloaded: too many are live.
@@ -121,7 +140,10 @@ class StreamHub:
         )
         live = LiveRequest(request, state, waker)
         self._live[request.request] = live
-        self._perform(live, state.start())
+        if leader is None:
+            self._perform(live, state.start())
+        else:
+            leader.followers.append(live)
         return live
 
     def finish(self, live: LiveRequest) -> None:
@@ -151,8 +173,10 @@ class StreamHub:
             await self._has_mail.wait()
             self._has_mail.clear()
             while self._inbox:
-                self._apply_message(self._inbox.popleft())
-                await asyncio.sleep(0)  # readers get their turn between two messages
+                # together, so that a reader is woken once for all of them, but not for ever
+                for _ in range(min(len(self._inbox), _TURN_MESSAGES)):
+                    self._apply_message(self._inbox.popleft())
+                await asyncio.sleep(0)
 
     async def tick(self) -> None:
         """Applies the clock. Without end."""
@@ -205,7 +229,7 @@ class StreamHub:
                 continue
             if actions := live.state.apply_frame(worker, frame, now):
                 self._perform(live, actions)
-            live.waker.wake()
+            self._note_progress(live)
 
     def _apply_offsets(self, message: LiveOffsets) -> None:
         now, worker = time.monotonic(), message.worker
@@ -232,7 +256,14 @@ class StreamHub:
 
     def _wake_if_ended(self, live: LiveRequest) -> None:
         if live.state.outcome is not None:
-            live.waker.wake()
+            self._note_progress(live)
+
+    def _note_progress(self, live: LiveRequest) -> None:
+        live.waker.wake()
+        if live.followers and (live.state.tokens or isinstance(live.state.outcome, End)):
+            followers, live.followers = live.followers, []
+            for follower in followers:
+                self._perform(follower, follower.state.start())
 
     # What goes out.
 
@@ -289,7 +320,7 @@ class StreamHub:
             actions = live.state.apply_resend_failed(ask.attempt, error, time.monotonic())
         else:
             actions = live.state.apply_resent(ask.worker, frame, time.monotonic())
-            live.waker.wake()
+            self._note_progress(live)
         self._apply(live, actions)
 
 

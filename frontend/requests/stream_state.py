@@ -16,6 +16,8 @@ tokens reach as far as those that are here, or when the current one is lost.
 The machine knows no clock and no bus: every call brings `now` and returns what is to be done.
 """
 
+import math
+
 from frontend.requests.actions import (
     AcknowledgeEnd,
     Actions,
@@ -76,7 +78,7 @@ class StreamState:
         self._trouble_since: float | None = None
         self._pause_s = 0.0
         self._was_accepted = False
-        self._current = Attempt(0, 0, Phase.PAUSED, now)
+        self._current = Attempt(0, 0, Phase.PAUSED, math.inf)
         self._successor: Successor | None = None
         self._last_number = 0
 
@@ -90,7 +92,8 @@ class StreamState:
         return self._current.worker
 
     def start(self) -> Actions:
-        return self._issue()
+        """Once; before, nothing is sent, and only the deadline or the client can end it."""
+        return () if self.outcome is not None else self._issue()
 
     # What the router says.
 

@@ -1,12 +1,31 @@
 """OpenAI's messages in the form that chat templates expect."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from typing import Literal
 
 import msgspec
 
 from proto.errors import InvalidRequest
 
 Message = Mapping[str, object]
+
+
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of several that a content is made of."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatEnd(Enum):
+    """Where the prompt of a chat ends: where the assistant begins to speak, within its last message, which
+    goes on, or after that."""
+
+    OPEN = auto()
+    WITHIN = auto()
+    CLOSED = auto()
 
 
 class Chat(msgspec.Struct, frozen=True):
@@ -19,6 +38,7 @@ class Chat(msgspec.Struct, frozen=True):
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, object]] = ()
     options: Mapping[str, object] = {}
+    end: ChatEnd = ChatEnd.OPEN
 
 
 def plain_message(message: Message, field: str) -> dict[str, object]:
@@ -32,7 +52,7 @@ def plain_message(message: Message, field: str) -> dict[str, object]:
         field: how the client would name it, for the error: `messages[3]`.
 
     Raises:
-        InvalidRequest: a part is no text, or arguments are no JSON object.
+        InvalidRequest: a part is no text, or a call none of a function.
     """
     plain = {key: value for key, value in message.items() if value is not None}
     if isinstance(plain.get("content"), list):
@@ -42,13 +62,9 @@ def plain_message(message: Message, field: str) -> dict[str, object]:
     return plain
 
 
-class _TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
-    text: str
-
-
 def _join_parts(parts: object, field: str) -> str:
     try:
-        return "\n".join(part.text for part in msgspec.convert(parts, list[_TextPart]))
+        return "\n".join(part.text for part in msgspec.convert(parts, list[TextPart]))
     except msgspec.ValidationError as error:
         raise InvalidRequest(field=field, reason=f"only parts of text are taken: {error}") from error
 
@@ -60,15 +76,17 @@ def _plain_calls(calls: object, field: str) -> list[object]:
 
 
 def _plain_call(call: object, field: str) -> object:
-    """The client sends arguments as a string of JSON; templates write them with `tojson` themselves."""
+    """The client sends arguments as a string of JSON; templates write them with `tojson` themselves.
+
+    What a model wrote and is no JSON stays as it is: its client sends back what it was told.
+    """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise InvalidRequest(field=field, reason="not a call of a function")
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return call
-    try:
+    with suppress(msgspec.DecodeError, UnicodeEncodeError):
         decoded = msgspec.json.decode(arguments or "{}", type=dict[str, object])
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise InvalidRequest(field=f"{field}.function.arguments", reason=str(error)) from error
-    return {**call, "function": {**function, "arguments": decoded}}
+        return {**call, "function": {**function, "arguments": decoded}}
+    return call

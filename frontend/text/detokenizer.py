@@ -20,16 +20,28 @@ class Detokenizer:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_within = False
 
     def push(self, tokens: Iterable[int]) -> str:
         """The text that these tokens complete; U+FFFD stands for bytes that can be no character."""
-        return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, tokens)))
+        text = self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, tokens)))
+        self._is_within = bool(self._decoder.getstate()[0])
+        return text
+
+    def push_one(self, token: int) -> str:
+        """As `push`. What most tokens spell is known, and nothing is decoded."""
+        if not self._is_within:
+            text = self._tokenizer.whole_text(token)
+            if text is not None:
+                return text
+        return self.push((token,))
 
     @property
     def is_within_character(self) -> bool:
         """Whether the beginning of a character is held back."""
-        return bool(self._decoder.getstate()[0])
+        return self._is_within
 
     def flush(self) -> str:
         """What is held back at the end: nothing, or one U+FFFD if the last character never came."""
+        self._is_within = False
         return self._decoder.decode(b"", final=True)

@@ -43,8 +43,10 @@ class StopStrings:
         return Cut(seen[:num_safe])
 
     def flush(self) -> str:
-        """The text has ended otherwise: what was held back was no stop string."""
+        """The text has ended otherwise: what was held back was no stop string. Another text may follow."""
         held, self._held = self._held, ""
+        for matcher in self._matchers:
+            matcher.num_matched = 0
         return held
 
     def _first_complete(self, char: str) -> str | None:

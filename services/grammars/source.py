@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from llguidance import LLMatcher, grammar_from
@@ -10,11 +10,17 @@ from llguidance import LLMatcher, grammar_from
 from proto.constraints import Constraint, check_size
 from proto.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 MAX_DEPTH = 64
 MAX_CHOICES = 1000
 MAX_SPACES = 40
 """The most white space in one place of a JSON text: a model that is led may go on with spaces for ever. So
 many hold a line break and the indentation of ten levels."""
+
+GUIDANCE: "JsonCompileOptions" = {"whitespace_pattern": f"[ \\t\\r\\n]{{1,{MAX_SPACES}}}", "lenient": False}
+"""How a schema is held to: what the library does not know it refuses, whatever the schema says to that."""
 
 _TOO_DEEP = f"a schema of more than {MAX_DEPTH} levels"
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -44,10 +50,7 @@ def grammar_source(constraint: Constraint) -> str:
 
 
 def _of_schema(schema: dict[str, Any]) -> str:
-    """What the library does not know it refuses, whatever the schema itself says to that."""
-    return LLMatcher.grammar_from_json_schema(
-        schema, overrides={"whitespace_pattern": f"[ \\t\\r\\n]{{1,{MAX_SPACES}}}", "lenient": False}
-    )
+    return LLMatcher.grammar_from_json_schema(schema, overrides=GUIDANCE)
 
 
 def _read_schema(constraint: Constraint) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from services.servers import START_LIMIT_S, Server, plan_etcd, plan_nats, reserv
 from services.tasks import open_tasks
 
 _TAIL_LINES = 12
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Launch:
@@ -141,16 +141,16 @@ class Launch:
         self.say(f"see: kvmesh status --state {self._settings.state}; Ctrl-C ends the mesh")
 
     def say(self, line: str) -> None:
-        _log.info(line)
+        log.info(line)
         self._narrator.say(line)
 
     def spawned(self, child: Child) -> None:
         self._running[child.name] = as_running(child)
-        _log.info("spawned %s", child.name, extra={"pid": child.process.pid})
+        log.info("spawned %s", child.name, extra={"pid": child.process.pid})
         write_mesh(self._state_dir, self._mesh_file())
 
     def reaped(self, child: Child, pid: int) -> None:
-        _log.info("reaped %s", child.name, extra={"pid": pid, "code": child.process.returncode})
+        log.info("reaped %s", child.name, extra={"pid": pid, "code": child.process.returncode})
 
     def _mesh_file(self) -> MeshFile:
         return MeshFile(

@@ -1,7 +1,8 @@
 """Which children a mesh has, and the command line of each: a pure function of settings and machine."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -55,8 +56,24 @@ def plan_places(settings: UpSettings, machine: Machine) -> WorkerPlaces:
     for setting, wanted in (("up.prefill", prefill), ("up.decode", decode)):
         if (wanted if isinstance(wanted, int) else len(wanted)) > MAX_WORKERS:
             raise InvalidSetting(setting=setting, reason=f"more than {MAX_WORKERS} workers on one machine")
+    _check_ranks(settings, machine, {"prefill": prefill, "decode": decode})
     first, second = place_workers([prefill, decode], machine)
     return WorkerPlaces(prefill=tuple(first), decode=tuple(second))
+
+
+def _check_ranks(settings: UpSettings, machine: Machine, wanted: Mapping[str, int | Sequence[Place]]) -> None:
+    """Who has several GPUs has them one after the other, so that nobody else may be put on them."""
+    for role, places in wanted.items():
+        num_ranks = prod(_ranks_of(settings, role))
+        if num_ranks > 1 and machine.gpus and isinstance(places, int) and places:
+            reason = f"workers of {num_ranks} ranks: name the first GPU of each, as cuda:0,cuda:{num_ranks}"
+            raise InvalidSetting(setting=f"up.{role}", reason=reason)
+
+
+def _ranks_of(settings: UpSettings, role: str) -> tuple[int, int]:
+    if role == "prefill":
+        return settings.prefill_tp, settings.prefill_pp
+    return settings.decode_tp, settings.decode_pp
 
 
 def num_children(settings: UpSettings, places: WorkerPlaces) -> int:
@@ -80,11 +97,10 @@ def plan_children(settings: UpSettings, places: WorkerPlaces, around: Surroundin
         child("worker", f"{role}-{index}", _worker_flags(settings, role, place), place.cores)
         for role, index, place in places.by_role
     ]
+    listening = ("--host", settings.host, "--port", str(settings.port))
+    shared = ("--shares-port",) if settings.frontends > 1 else ()
     frontends = [
-        child(
-            "frontend", f"frontend-{index}", ("--host", settings.host, "--port", str(settings.port + index))
-        )
-        for index in range(settings.frontends)
+        child("frontend", f"frontend-{index}", (*listening, *shared)) for index in range(settings.frontends)
     ]
     planners = [child("planner", "planner-0", ())] if settings.planner else []
     return [*routers, *workers, *frontends, *planners]
@@ -106,6 +122,13 @@ def _mesh_flags(mesh: MeshSettings) -> tuple[str, ...]:
 
 def _worker_flags(settings: UpSettings, role: str, place: Place) -> tuple[str, ...]:
     flags = ["--role", role, "--model", model_argument(settings.model), "--engine", settings.engine]
+    for flag, parser in (
+        ("--tool-parser", settings.tool_parser),
+        ("--reasoning-parser", settings.reasoning_parser),
+    ):
+        flags += [flag, parser] if parser != "auto" else []
+    for flag, num in zip(("--tp", "--pp"), _ranks_of(settings, role), strict=True):
+        flags += [flag, str(num)] if num > 1 else []
     flags += ["--device", place.device]
     if place.device == "cpu":
         flags += ["--threads", str(max(1, len(place.cores)))]

@@ -21,8 +21,6 @@ from services.logs import LogSettings, set_up_logs
 from services.models.folder import resolve_model
 from services.process import run_process
 
-LAST_PORT = 65535
-
 
 def run_up(settings: UpSettings, config: Path | None, console: Console) -> int:
     """Serves until told to end; the exit code. Belongs on the main thread.
@@ -35,7 +33,7 @@ def run_up(settings: UpSettings, config: Path | None, console: Console) -> int:
     state_dir = Path(settings.state)
     places = plan_places(settings, this_machine())
     with lock_state(state_dir):
-        check_ports_are_free(settings.host, settings.port, settings.frontends)
+        check_port_is_free(settings.host, settings.port)
         set_up_logs(LogSettings(file=state_dir / "logs" / "launcher.log"), "launcher", f"launcher-{new_id()}")
         with _sigterm_interrupts(), narrator.bars() as progress:
             model = resolve_model(settings.model, progress)
@@ -44,20 +42,16 @@ def run_up(settings: UpSettings, config: Path | None, console: Console) -> int:
         return run_process(launch.run, drain_limit_s=0)
 
 
-def check_ports_are_free(host: str, first: int, num_ports: int) -> None:
+def check_port_is_free(host: str, port: int) -> None:
     """
     Raises:
-        InvalidSetting: somebody listens on one of them, or nobody can.
+        InvalidSetting: somebody listens on it, or nobody can.
     """
-    if first + num_ports - 1 > LAST_PORT:
-        reason = f"{num_ports} frontends from port {first} on need ports beyond {LAST_PORT}"
-        raise InvalidSetting(setting="up.port", reason=reason)
-    for port in range(first, first + num_ports):
-        try:
-            socket.create_server((host, port)).close()
-        except OSError as error:
-            why = os.strerror(error.errno) if error.errno else error
-            raise InvalidSetting(setting="up.port", reason=f"{host}:{port} cannot be had: {why}") from error
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else error
+        raise InvalidSetting(setting="up.port", reason=f"{host}:{port} cannot be had: {why}") from error
 
 
 @contextmanager

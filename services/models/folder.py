@@ -204,12 +204,15 @@ def _content(token: str | _AddedToken | None) -> str:
 
 
 def _chat_template(path: Path, text: _TokenizerConfig) -> str:
-    """The file wins over the key, as for its authors' own tools; of several in the key, the default one."""
+    """The file wins over the key, as for its authors' own tools; of several in the key, the default one, and
+    that for tools where there are some."""
     file = path / "chat_template.jinja"
     if file.is_file():
         return _bytes_of(file).decode("utf-8", "replace")
     if isinstance(text.chat_template, list):
-        return next((named.template for named in text.chat_template if named.name == "default"), "")
+        named = {each.name: each.template for each in text.chat_template}
+        default, for_tools = named.get("default", ""), named.get("tool_use", "")
+        return f"{{% if tools %}}{for_tools}{{% else %}}{default}{{% endif %}}" if for_tools else default
     return text.chat_template or ""
 
 

@@ -28,7 +28,7 @@ from services.planner.planning import Decision, Move, Picture, Planning
 GRACE_S = 10.0
 """After a worker's own limit it is given so long to say how the move ended."""
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Following(msgspec.Struct):
@@ -107,7 +107,7 @@ class ModelPlanner:
             if way.is_ours and way.move.worker in orders:
                 epoch = orders[way.move.worker].epoch
                 fields = {"model": self._model, "worker": way.move.worker, "to": way.move.to}
-                _log.info("a move of an earlier planner is followed", extra=fields)
+                log.info("a move of an earlier planner is followed", extra=fields)
                 return Following(way.move, epoch, began_s=now_s, was_seen=True)
         return None
 
@@ -122,14 +122,14 @@ class ModelPlanner:
             self._planning.note_failed(move, now_s)
         self._metrics.moved(self._model, move, outcome, took_s)
         fields = {"model": self._model, "worker": move.worker, "to": move.to, "took_s": round(took_s, 3)}
-        _log.info("a move has ended: %s", outcome, extra=fields)
+        log.info("a move has ended: %s", outcome, extra=fields)
 
     async def act(self, picture: Picture, lead: Callable[[], Awaitable[Guard]], now_s: float) -> None:
         """Decides and orders. `lead` is asked right before an order: the condition to place it under."""
         decision = self._planning.decide(picture, now_s)
         following = self._following
         if decision.action == "begin" and decision.move is not None and following is None:
-            _log.info(
+            log.info(
                 "a move begins: %s", decision.reason, extra=self._explain(decision.move, decision, picture)
             )
             await self._begin(decision.move, decision.reason, lead, now_s)
@@ -142,7 +142,7 @@ class ModelPlanner:
         thought = decision.move if decision.action == "begin" else None
         if thought is not None and (self._thought is None or self._thought.to is not thought.to):
             self._metrics.moved(self._model, thought, "dry_run", 0.0)
-            _log.info("a dry run: %s", decision.reason, extra=self._explain(thought, decision, picture))
+            log.info("a dry run: %s", decision.reason, extra=self._explain(thought, decision, picture))
         if thought is not None or decision.action == "hold":
             self._thought = thought
 
@@ -153,7 +153,7 @@ class ModelPlanner:
         try:
             order = await self._order(move, reason, await lead())
         except KvmeshError as error:
-            _log.warning("not ordered: %s", error, extra={"model": self._model, "worker": move.worker})
+            log.warning("not ordered: %s", error, extra={"model": self._model, "worker": move.worker})
             self._planning.note_failed(move, now_s)
             self._metrics.moved(self._model, move, "refused", 0.0)
         else:
@@ -176,12 +176,12 @@ class ModelPlanner:
         try:
             await take_back(self._directory, self._ns, following.move.worker)
         except InvalidRequest as error:
-            _log.info("too late to take back: %s", error, extra=terms)
+            log.info("too late to take back: %s", error, extra=terms)
         except KvmeshError as error:
-            _log.warning("not taken back: %s", error, extra=terms)
+            log.warning("not taken back: %s", error, extra=terms)
             return
         else:
-            _log.info("a move is taken back: %s", decision.reason, extra=terms)
+            log.info("a move is taken back: %s", decision.reason, extra=terms)
         following.is_taken_back = True
 
     def _explain(self, move: Move, decision: Decision, picture: Picture) -> dict[str, str | int | float]:

@@ -3,7 +3,7 @@
 ```
  too little headroom (under `short_below`), or a latency over its limit      first threshold: is there a need?
    and a worker more in the other role gives more headroom, by `least_gain`  second: is it worth it?
-     for `confirm_s`, and the longer the more this may be mere noise
+     for `confirm_s`, and the longer the more this may be mere noise and no client feels it
      not within `cool_down_s` of a move the other way ─► the worker that it costs least moves
  on its way, but it would make things worse, or there is plenty (over `relief_above`) ─► it is taken back
 ```
@@ -211,10 +211,12 @@ class Planning:
         if not able:
             return _Step(0, "the other role has no worker to spare", now, None, threshold)
         best = max(able, key=lambda step: match.headroom(moved(split, step)).least)
+        is_felt = now.least < 1.0 and best in slow.steps
         after = match.headroom(moved(split, best))
         if after.least <= now.least or after.least < threshold * now.least:
             return _Step(0, "no other split is that much better", now, after, threshold)
-        return _Step(best, "too little headroom" if is_short else slow.reason, now, after, threshold)
+        reason = "too little headroom" if is_short else slow.reason
+        return _Step(best, reason, now, after, threshold, is_felt)
 
     def _choose_worker(self, workers: Sequence[WorkerSeen], step: int, now_s: float) -> str | None:
         """Whom it costs least: who has least in hand; of those alike, who has had its role longest."""
@@ -255,23 +257,25 @@ class _Wish:
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """One prefill worker more (1), one fewer (-1), or neither (0), and why."""
+    """One prefill worker more (1), one fewer (-1), or neither (0), and why. `is_felt`: a role falls behind,
+    and clients feel what this may help."""
 
     step: int
     reason: str
     now: Headroom | None = None
     after: Headroom | None = None
     threshold: float = 0.0
+    is_felt: bool = False
 
     def confirm_s(self, rules: PlanRules, noise: float) -> float:
-        """How long it must have been right. That a role is short may be noise, and so may be that the one
-        which gives a worker is still better off: both have to outlast it."""
+        """How long it must have been right. That a role is short may be noise, unless it is felt, and so may
+        be that the one which gives a worker is still better off: both have to outlast it."""
         if self.now is None or self.after is None or self.now.least <= 0.0:
             return rules.confirm_s
         least = self.now.least
         giver = self.after.decode if self.step > 0 else self.after.prefill
         margin = giver / least - 1.0
-        if least < rules.short_below:
+        if least < rules.short_below and not self.is_felt:
             margin = min(margin, rules.short_below / least - 1.0)
         share = NOISE_WEIGHT * noise / margin
         return rules.confirm_s + rules.memory_s * max(0.0, share**2 - 1.0)

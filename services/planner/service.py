@@ -36,7 +36,7 @@ from services.planner.settings import PlannerSettings
 from services.presence import beating, registered
 from services.tasks import open_tasks
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 async def run_planner(settings: PlannerSettings, shutdown: asyncio.Event) -> None:
@@ -187,7 +187,7 @@ class PlannerService:
         try:
             self._orders[keys.last_part(entry.key)] = decode(entry.value, Order)
         except InvalidRequest as error:
-            _log.warning("an unreadable order at %s: %s", entry.key, error)
+            log.warning("an unreadable order at %s: %s", entry.key, error)
 
     def _beating(self) -> AbstractAsyncContextManager[None]:
         ns, process = self._settings.mesh.ns, self._presence.process

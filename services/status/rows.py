@@ -11,7 +11,8 @@ from proto.roles import Order, Role, newness
 
 class WorkerRow(msgspec.Struct, frozen=True):
     """
-    `wanted` is the role that it is on its way to; empty when it is on none.
+    `wanted` is the role that it is on its way to; empty when it is on none. `strategy` is how KV reaches its
+    pool; empty while its card is not there.
 
     Units: `hit_rate` share of prompt tokens found in the prefix cache; `tokens_rate` tokens a second, of a
     decode worker over its running sequences, of a prefill worker while it prefills; 0 until measured.
@@ -33,6 +34,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     hit_rate: float = 0.0
     tokens_rate: float = 0.0
     wanted: str = ""
+    strategy: str = ""
 
 
 def make_rows(
@@ -64,6 +66,7 @@ def _make_row(name: str, card: WorkerCard | None, report: LoadReport | None, is_
         host=card.host if card else "",
         is_beating=is_beating,
         total_blocks=card.num_blocks if card else 0,
+        strategy=card.strategy if card else "",
     )
     return row if report is None else _with_load(row, report)
 

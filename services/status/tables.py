@@ -16,11 +16,18 @@ _POOL_NUMBERS = ("free", "active", "cached", "granted", "pinned", "quarantined",
 
 
 def workers_table(rows: Sequence[WorkerRow]) -> Group:
-    """A table for each model; it fits a terminal of 80 columns."""
+    """A table for each model, and a line for what is not as usual; it fits a terminal of 80 columns."""
     models = sorted({row.model for row in rows})
     if not models:
         return Group("no workers")
-    return Group(*(_model_table(model, [row for row in rows if row.model == model]) for model in models))
+    tables = [_model_table(model, [row for row in rows if row.model == model]) for model in models]
+    return Group(*tables, *_strategy_lines(rows))
+
+
+def _strategy_lines(rows: Sequence[WorkerRow]) -> list[str]:
+    """KV goes from pool to pool, but with these."""
+    indirect = [row.worker for row in rows if row.strategy not in ("", "direct")]
+    return [f"KV by way of the host's memory: {', '.join(indirect)}"] if indirect else []
 
 
 def planners_lines(planners: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from services.status.rows import WorkerRow, make_rows
 from services.status.status_settings import Address
 
 ASK_LIMIT_S = 2.0
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _Kept = TypeVar("_Kept", WorkerCard, Order)
 
@@ -60,7 +60,7 @@ class MeshView:
             self._cards = await self._read_all(keys.workers(self._ns), WorkerCard)
             self._orders = await self._read_all(keys.orders(self._ns), Order)
         except (Disconnected, DeadlineExceeded) as error:
-            _log.warning("the cards are old: %s", error)
+            log.warning("the cards are old: %s", error)
         beating = set(self._liveness.alive())
         heard = {process: self._liveness.last(process) for process in self._cards.keys() | beating}
         reports = {process: beat for process, beat in heard.items() if isinstance(beat, LoadReport)}
@@ -73,7 +73,7 @@ class MeshView:
             try:
                 found[keys.last_part(entry.key)] = decode(entry.value, kind)
             except InvalidRequest as error:
-                _log.warning("what lies at %s cannot be read: %s", entry.key, error)
+                log.warning("what lies at %s cannot be read: %s", entry.key, error)
         return found
 
     async def planners(self) -> list[str]:
@@ -81,7 +81,7 @@ class MeshView:
         try:
             self._planners = line_up(await self._directory.list(keys.planners(self._ns)))
         except (Disconnected, DeadlineExceeded) as error:
-            _log.warning("the planners are old: %s", error)
+            log.warning("the planners are old: %s", error)
         return self._planners
 
     async def ask_holdings(self, worker: str) -> Holdings:
@@ -104,7 +104,7 @@ class MeshView:
             try:
                 holdings[worker] = await self.ask_holdings(worker)
             except (NoResponder, DeadlineExceeded) as error:
-                _log.info("no holdings: %s", error)
+                log.info("no holdings: %s", error)
                 holdings[worker] = None
         return holdings
 

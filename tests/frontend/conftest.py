@@ -4,13 +4,14 @@ import asyncio
 import hashlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from openai import AsyncOpenAI
 
@@ -19,6 +20,7 @@ from frontend.settings import FrontendSettings
 from frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from proto.cards import ModelCard
 from proto.names import new_id
+from proto.requests import GenerateRequest
 from services.admin import AdminSettings
 from services.bus import BusSettings
 from services.directory import DirectorySettings
@@ -45,6 +47,7 @@ class Served:
     admin_url: str
     shutdown: asyncio.Event
     life: asyncio.Task[None]
+    settings: FrontendSettings
 
     async def ready(self) -> None:
         """Returns once the model can be served."""
@@ -73,15 +76,19 @@ def serve(nats_server: Server, etcd_server: Server, namespace: str, tokenizer_js
 
     @asynccontextmanager
     async def serve(
-        scripts: dict[str, Script], nats: Server = nats_server, **settings: Any
+        scripts: dict[str, Script],
+        nats: Server = nats_server,
+        lost_after_s: float = 8.0,
+        template: str = CHAT_TEMPLATE,
+        **settings: Any,
     ) -> AsyncIterator[Served]:
-        files = [tokenizer_json, CHAT_TEMPLATE.encode()]
+        files = [tokenizer_json, template.encode()]
         digests = [hashlib.sha256(data).hexdigest() for data in files]
         card = ModelCard(MODEL, KV, text_files(*digests), CONTEXT_TOKENS, 512, [2, 0])
         admin_port = find_free_port()
         chosen = FrontendSettings(
             admin=AdminSettings(port=admin_port),
-            mesh=MeshSettings(ns=namespace, beat_s=0.2, lost_after_s=1.0, drain_limit_s=5.0),
+            mesh=MeshSettings(ns=namespace, beat_s=0.2, lost_after_s=lost_after_s, drain_limit_s=5.0),
             bus=BusSettings(url=nats.url),
             directory=DirectorySettings(endpoints=[etcd_server.url]),
             objects=ObjectSettings(storage="memory", max_bytes=8 * 2**20),
@@ -103,7 +110,7 @@ def serve(nats_server: Server, etcd_server: Server, namespace: str, tokenizer_js
             ):
                 admin_url = f"http://127.0.0.1:{admin_port}"
                 tokenizer = load_tokenizer(tokenizer_json)
-                served = Served(mesh, url, http, openai, tokenizer, admin_url, shutdown, life)
+                served = Served(mesh, url, http, openai, tokenizer, admin_url, shutdown, life, chosen)
                 if scripts:
                     await served.ready()
                 try:
@@ -119,6 +126,23 @@ def find_free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
+
+
+def says(text: str, tokenizer_json: bytes) -> Callable[[GenerateRequest], list[int]]:
+    """What a scripted worker answers: `text`, and the end."""
+    tokens = load_tokenizer(tokenizer_json).encode(text, add_special_tokens=False)
+    return lambda _: [*tokens, 2]
+
+
+def text_of(chunks: Iterable[Any]) -> str:
+    """What the chunks of a streamed chat say together."""
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+
+def check_whole(shape: type[msgspec.Struct], text: str) -> None:
+    """Exactly that: what is read as `shape` and written again has lost nothing."""
+    read = msgspec.json.decode(text, type=shape)
+    assert json.loads(msgspec.json.encode(read)) == json.loads(text)
 
 
 def events(body: str) -> list[Any]:

@@ -27,7 +27,7 @@ from services.objects import ObjectSettings, open_objects
 from services.servers import Server
 from services.tasks import open_tasks
 
-BEATS = BeatSettings(interval_s=0.2, min_interval_s=0.05, lost_after_s=1.0)
+BEATS = BeatSettings(interval_s=0.05, min_interval_s=0.05, lost_after_s=1.0)
 KV = KvClass("digest", "float32", 16)
 
 Answer = Callable[[GenerateRequest], list[int]]
@@ -72,7 +72,7 @@ class ScriptedWorker:
         self.live: dict[tuple[str, int], tuple[GenerateRequest, list[int], End | None]] = {}
         self._inbox: asyncio.Queue[Delivery] = asyncio.Queue()
 
-    async def wait_until(self, is_so: Callable[[], bool], limit_s: float = 8.0) -> None:
+    async def wait_until(self, is_so: Callable[[], bool], limit_s: float = 30.0) -> None:
         async with asyncio.timeout(limit_s):
             while not is_so():
                 self.changed.clear()
@@ -214,7 +214,7 @@ class ScriptedMesh:
         control = subjects.router_control(self.ns, "router-1")
         await self.bus.subscribe(control, self._inbox.put_nowait)
 
-    async def wait_until(self, is_so: Callable[[], bool], limit_s: float = 8.0) -> None:
+    async def wait_until(self, is_so: Callable[[], bool], limit_s: float = 30.0) -> None:
         async with asyncio.timeout(limit_s):
             while not is_so():
                 self.changed.clear()

@@ -5,10 +5,11 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.shown_tokens import ShownTokens, TokenScore
+from frontend.shown_tokens import ShownTokens
 from frontend.text.detokenizer import Detokenizer
 from frontend.text.stop_strings import StopStrings
 from frontend.text.tokenizer import TextTokenizer, load_tokenizer
+from frontend.token_scores import TokenScore
 
 SPECIAL = 1
 TEXTS = st.text("abST answer\u00e9\u65e5\U0001f469", max_size=16)

@@ -43,9 +43,13 @@ class SmallMesh:
         self._closing.callback(process.process.close)
         return process
 
-    def start_frontend(self, name: str, drain_limit_s: float = 1.0) -> LoneProcess:
-        self.ports[name] = reserve_port()
-        return self.start("frontend", name, "", drain_limit_s, port=self.ports[name])
+    def start_frontend(
+        self, name: str, drain_limit_s: float = 1.0, *, beside: str | None = None
+    ) -> LoneProcess:
+        """`beside`: on the port of another one, which was started so, too, if only beside itself."""
+        self.ports[name] = self.ports.get(beside or name) or reserve_port()
+        shares = beside is not None
+        return self.start("frontend", name, "", drain_limit_s, port=self.ports[name], shares_port=shares)
 
     def start_worker(self, log: str, name: str, nats: str = "") -> LoneProcess:
         """Each of its tokens follows from the prompt."""

@@ -25,7 +25,16 @@ TREE = {
     "decode": "accept",
 }
 TERMS = {field.name for field in dataclasses.fields(Terms)}
-ATTRIBUTES = {"model", "tokens", "num_blocks", "num_bytes", "num_tokens", "reason", "worker"} | TERMS
+ATTRIBUTES = {
+    "model",
+    "tokens",
+    "num_blocks",
+    "num_bytes",
+    "num_tokens",
+    "num_steps",
+    "reason",
+    "worker",
+} | TERMS
 
 Trace = dict[str, Span]
 

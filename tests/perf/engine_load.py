@@ -3,6 +3,7 @@
 import random
 import time
 
+from proto.layout import LayerRange
 from workers.engine.engine import Engine
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.runner import Runner, SampleParams, ScheduledSequence
@@ -30,7 +31,7 @@ class Heard:
             self.num_ended += event.finish is not None
 
     def on_layers(
-        self, sequence: str, start: int, end: int, blocks: list[int], *, first_layer: int, num_layers: int
+        self, sequence: str, start: int, end: int, blocks: list[int], rank: int, layers: LayerRange
     ) -> None:
         raise AssertionError("nothing is prefilled for others here")
 

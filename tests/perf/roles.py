@@ -7,7 +7,8 @@ again. Every prompt is cold, and prefilled elsewhere.
 `flip_s` is from the order to the worker's word that it is ready in the new role, as an operator sees it.
 `itl_p99_ratio` compares gaps between the tokens of a stream: those of which some part falls into a flip, with
 those from before the first flip and after the last one. `itl_ms_p99` has both, and those between flips.
-`changed` are answers unlike the first one to the same prompt.
+`stage_s_max` is the longest that any flip was in each stage. `changed` are answers unlike the first one to
+the same prompt.
 """
 
 import asyncio
@@ -117,9 +118,14 @@ async def flip_all(operator: Operator, workers: list[str]) -> list[Flip]:
     for worker in workers * ROUNDS:
         for role in (Role.PREFILL, Role.DECODE):
             flips.append(await operator.become(worker, role))
-            print(f"{worker} is a {role} worker after {flips[-1].took_s:.3f} s", flush=True)
+            print(told(flips[-1]), flush=True)
             await operator.wait_served(flips[-1])
     return flips
+
+
+def told(flip: Flip) -> str:
+    stages = ", ".join(f"{stage} {took_s:.3f}" for stage, took_s in flip.stage_s.items())
+    return f"{flip.worker} is a {flip.role} worker after {flip.took_s:.3f} s ({stages})"
 
 
 async def run(mesh: RunningMesh) -> dict[str, object]:
@@ -153,9 +159,17 @@ def summary(readings: list[Reading], flips: list[Flip]) -> dict[str, object]:
         "changed": sum(one.text != first[one.number] for one in readings if one.finish == "length"),
         "flip_s_p50": round(statistics.median(took_s), 3),
         "flip_s_max": round(max(took_s), 3),
+        "stage_s_max": longest_stages(flips),
         "itl_p99_ratio": round(p99_ms["in flips"] / p99_ms["undisturbed"], 2),
         "itl_ms_p99": {name: round(each_ms, 1) for name, each_ms in p99_ms.items()},
     }
+
+
+def longest_stages(flips: list[Flip]) -> dict[str, float]:
+    longest: dict[str, float] = {}
+    for stage, took_s in itertools.chain.from_iterable(flip.stage_s.items() for flip in flips):
+        longest[stage] = max(longest.get(stage, 0.0), round(took_s, 3))
+    return longest
 
 
 def gaps_by_time(readings: list[Reading], flips: list[Flip]) -> dict[str, list[float]]:

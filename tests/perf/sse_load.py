@@ -94,18 +94,24 @@ async def run_load(load: Load, num_streams: int, num_requests: int) -> list[Read
     Raises:
         AssertionError: the target is not this machine, or an answer was not whole.
     """
-    target = urlsplit(load.url)
-    assert target.hostname in ("127.0.0.1", "localhost", "::1"), "only this machine is a target"
     numbers = iter(range(num_requests))
     readings: list[Reading] = []
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         for number in range(num_streams):
-            tasks.create_task(_client(load, target.port or 80, numbers, readings), name=f"client {number}")
+            tasks.create_task(run_client(load, numbers, readings), name=f"client {number}")
     assert all(reading.events >= load.num_tokens for reading in readings), "an answer was not whole"
     return readings
 
 
-async def _client(load: Load, port: int, numbers: Iterator[int], readings: list[Reading]) -> None:
+async def run_client(load: Load, numbers: Iterator[int], readings: list[Reading]) -> None:
+    """One client, which asks for `numbers` one after the other.
+
+    Raises:
+        AssertionError: the target is not this machine, or a stream was cut.
+    """
+    target = urlsplit(load.url)
+    assert target.hostname in ("127.0.0.1", "localhost", "::1"), "only this machine is a target"
+    port = target.port or 80
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     try:
         for number in numbers:

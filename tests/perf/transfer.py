@@ -3,9 +3,10 @@
 Run: `python -m tests.perf.transfer`. Two processes and NIXL. Bandwidth: pieces of one size, scattered over
 both pools, in posts of 4 MiB; then the pieces that a worker of the default model pushes of a chunk. Each
 round of transfers has a round of memcpy beside it, from and to other blocks of pools allocated alike, so
-that both find their memory as cold. Ratios are medians over rounds, with the quartiles and that of the two
-fastest rounds beside them: on a busy machine the last says most. Then two workers with the default model:
-prompts of 2,048 tokens, each prefilled in one and decoded in the other.
+that both find their memory as cold. What a memcpy copies is listed before its clock starts; what a transfer
+moves is planned within its own, as in a worker. Ratios are medians over rounds, with the quartiles and that
+of the two fastest rounds beside them: on a busy machine the last says most. Then two workers with the default
+model: prompts of 2,048 tokens, each prefilled in one and decoded in the other.
 """
 
 import asyncio
@@ -33,12 +34,14 @@ from proto.names import new_id
 from services.models.folder import resolve_model
 from tests.perf.transfer_tail import measure_tails
 from tests.workers.forked import ForkedProcess
-from workers.engine.torch_loading import allocate_pool
+from workers.engine.pool_tensor import allocate_pool
 from workers.model.config import ModelConfig, read_config
+from workers.roles.proof import own_identity
 from workers.settings import WorkerSettings
-from workers.transfer.copy_plan import BlockPair, plan_copies
+from workers.transfer.copy_plan import BlockPairs, plan_copies
 from workers.transfer.nixl_transport import NixlTransport
 from workers.transfer.outcome import Outcome
+from workers.transfer.own_memory import OwnMemory, OwnRank
 from workers.transfer.peers import Peer
 from workers.transfer.push import Push
 from workers.transfer.transfer_thread import TransferThread
@@ -109,12 +112,12 @@ def run_target(link: Connection, config: ModelConfig) -> None:
 class Bench:
     """Transfers and memcpy of one shape, round by round."""
 
-    def __init__(self, shape: Shape, own: Pool, beside: Pool, peer: Peer, transfers: TransferThread) -> None:
+    def __init__(self, shape: Shape, own: Pool, beside: Pool, peer: Peer, memory: OwnMemory) -> None:
         self._shape = shape
         self._own = own
         self._beside = beside
         self._peer = peer
-        self._transfers = transfers
+        self._memory = memory
         self._random = random.Random(0)
         self._num_posts = max(1, ROUND_BYTES // (shape.piece_bytes * shape.num_blocks_a_post))
 
@@ -124,42 +127,45 @@ class Bench:
 
     def _copy_s(self) -> float:
         layers = LayerRange(0, self._shape.num_layers)
-        posts = [
-            plan_copies(self._own.layout, self._beside.layout, pairs, layers) for pairs in self._scattered()
+        copies = [
+            copy
+            for blocks in self._scattered()
+            for copy in plan_copies(self._own.layout, self._beside.layout, blocks, layers)
         ]
         began_s = time.perf_counter()
-        for copies in posts:
-            for copy in copies:
-                ctypes.memmove(copy.target, copy.source, copy.num_bytes)
+        for copy in copies:
+            ctypes.memmove(copy.target, copy.source, copy.num_bytes)
         return time.perf_counter() - began_s
 
     async def _transfer_s(self) -> float:
         """One push, chunk by chunk, as of a long prompt."""
         posts = list(self._scattered())
-        push = self._push([pair for pairs in posts for pair in pairs])
-        size, layers = BLOCK_SIZE * self._shape.num_blocks_a_post, LayerRange(0, self._shape.num_layers)
+        push = self._push([block for blocks in posts for block in blocks.targets])
         began_s = time.perf_counter()
-        for number, pairs in enumerate(posts):
-            push.write(number * size, (number + 1) * size, [pair.source for pair in pairs], layers)
-            await asyncio.sleep(0)  # an engine computes between two writes, and leaves the interpreter free
+        self._write(push, posts)
         await push.wait_settled()
         return time.perf_counter() - began_s
 
-    def _push(self, pairs: Sequence[BlockPair]) -> Push:
+    def _write(self, push: Push, posts: Sequence[BlockPairs]) -> None:
+        size, layers = BLOCK_SIZE * self._shape.num_blocks_a_post, LayerRange(0, self._shape.num_layers)
+        for number, blocks in enumerate(posts):
+            push.write(0, number * size, (number + 1) * size, blocks.sources, layers)
+            time.sleep(0)  # an engine computes between two writes, and leaves the interpreter free
+
+    def _push(self, targets: Sequence[int]) -> Push:
         def fail(fault: KvmeshError) -> None:
             raise fault
 
-        end = BLOCK_SIZE * len(pairs)
-        granted = Granted(new_id(), "job", 0, end, [pair.target for pair in pairs])
-        return Push(granted, self._peer, self._own.layout, self._transfers, fail)
+        granted = Granted(new_id(), "job", 0, BLOCK_SIZE * len(targets), list(targets))
+        return Push(granted, self._peer, self._memory, fail)
 
-    def _scattered(self) -> Iterator[list[BlockPair]]:
+    def _scattered(self) -> Iterator[BlockPairs]:
         """Blocks of each post: no two side by side in one pool are so in the other."""
         num_blocks = self._shape.num_blocks_a_post
         for _ in range(self._num_posts):
             sources = self._random.sample(range(self._own.layout.num_blocks), num_blocks)
             targets = self._random.sample(range(self._own.layout.num_blocks), num_blocks)
-            yield [BlockPair(*pair) for pair in zip(sources, targets, strict=True)]
+            yield BlockPairs(sources, targets)
 
 
 async def measure(name: str, shape: Shape) -> float:
@@ -182,12 +188,13 @@ async def _run_rounds(shape: Shape, rank: RankAgent) -> list[tuple[float, float]
     own, beside = Pool(shape.config), Pool(shape.config)
     transport = NixlTransport(f"source.{new_id()}", own.layout)
     transfers = TransferThread(transport, lambda landing: None, lambda transfer, took_s: None, STALL_S)
-    async with transfers.running():
+    async with transfers.running() as agent:
         met = Outcome(asyncio.get_running_loop())
         transfers.add_peer(rank.agent, rank.metadata, met.settle)
         assert await met.wait() is None
         peer = Peer(AgentCard("target", new_id(), ProcessIdentity("", "", 0, 0), [rank]))
-        bench = Bench(shape, own, beside, peer, transfers)
+        memory = OwnMemory([OwnRank(agent, own_identity(), transfers)])
+        bench = Bench(shape, own, beside, peer, memory)
         await bench.run_round()  # connects
         return [await bench.run_round() for _ in range(NUM_ROUNDS)]
 

@@ -18,8 +18,9 @@ import torch
 from services.models.catalog import DEFAULT_MODEL
 from services.models.folder import resolve_model
 from tests.workers.model.text_quality import BLOCK_SIZE, CPU, load_decoder, read_text, text_tokens
-from workers.engine.torch_loading import allocate_pool
-from workers.model.batch import Chunk, build_batch
+from workers.engine.pool_tensor import allocate_pool
+from workers.model.batch import build_batch
+from workers.model.chunk import Chunk
 from workers.model.decoder import Decoder
 
 KINDS = ("float32", "bfloat16", "float16", "int8")

@@ -112,6 +112,8 @@ FACTS = {
     "PromptTooLong": (400, False),
     "UnknownModel": (404, False),
     "PayloadTooLarge": (413, False),
+    "BodyTooSlow": (408, False),
+    "Cancelled": (499, False),
     "InvalidSetting": (400, False),
     "Unavailable": (503, True),
     "NoWorker": (503, True),

@@ -57,6 +57,8 @@ def test_every_module_of_the_engine_is_either_torchs_or_under_the_contract_that_
         "logit_reading",
         "logprob_records",
         "narrowing",
+        "paged_decoder",
+        "pool_tensor",
         "sampler",
         "torch_loading",
         "torch_runner",

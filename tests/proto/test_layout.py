@@ -3,7 +3,7 @@
 import pytest
 
 from proto.errors import LayoutMismatch
-from proto.layout import check_convertible
+from proto.layout import PoolLayout, check_convertible
 from tests.proto.pool_layouts import make_pool
 
 
@@ -12,25 +12,55 @@ def test_sizes_follow_from_the_shape() -> None:
     assert (pool.head_bytes, pool.layer_bytes, pool.block_bytes, pool.pool_bytes) == (16, 128, 768, 6144)
 
 
-def test_pools_that_hold_other_layers_heads_and_blocks_can_be_converted() -> None:
-    other = make_pool(
-        address=0, num_blocks=3, first_layer=2, num_layers=1, first_head=1, num_heads=1, device="cuda:0"
-    )
-    check_convertible(make_pool(), other, "w1", "w2")
-    check_convertible(other, make_pool(), "w2", "w1")
+WHOLE = [make_pool()]
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("block_size", 8), ("head_dim", 3), ("dtype", "float16"), ("item_bytes", 4), ("group", 1)],
+    "theirs",
+    [
+        [make_pool(address=0, num_blocks=3, device="cuda:0")],
+        [make_pool(block_size=16)],
+        [make_pool(block_size=2)],
+        [make_pool(num_layers=4), make_pool(first_layer=4, num_layers=2)],
+        [make_pool(num_heads=1), make_pool(first_head=1, num_heads=3)],
+        [make_pool(first_head=head // 2, num_heads=1) for head in range(8)],
+        [make_pool(num_layers=2, num_heads=4), make_pool(first_layer=2, num_layers=4, num_heads=4), *WHOLE],
+    ],
 )
-def test_pools_that_cannot_be_converted_are_refused_by_the_field_that_differs(
-    field: str, value: int | str
+def test_workers_that_hold_the_same_kv_can_exchange_it_however_it_lies(theirs: list[PoolLayout]) -> None:
+    check_convertible(WHOLE, theirs, "w1", "w2")
+    check_convertible(theirs, WHOLE, "w2", "w1")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "reason"),
+    [
+        ([make_pool(head_dim=3)], "head_dim 2 is not 3"),
+        ([make_pool(dtype="float16")], "dtype bfloat16 is not float16"),
+        ([make_pool(item_bytes=4)], "item_bytes 2 is not 4"),
+        ([make_pool(group=1)], "group 0 is not 1"),
+        ([make_pool(block_size=6)], "block_size 6 is no multiple of 4"),
+        (
+            [make_pool(num_layers=3), make_pool(first_layer=3, num_layers=3, head_dim=4)],
+            "head_dim 2 is not 4",
+        ),
+        ([make_pool(num_layers=5)], "no rank of theirs holds layers 5 to 5, heads 0 to 3"),
+        ([make_pool(num_layers=9)], "no rank of ours holds layers 6 to 8, heads 0 to 3"),
+        (
+            [make_pool(num_heads=1), make_pool(first_head=2, num_heads=2)],
+            "theirs holds layers 0 to 5, heads 1 to 1",
+        ),
+    ],
+)
+def test_workers_whose_kv_cannot_be_converted_are_refused_by_what_differs(
+    theirs: list[PoolLayout], reason: str
 ) -> None:
     with pytest.raises(LayoutMismatch) as refused:
-        check_convertible(make_pool(), make_pool(**{field: value}), "w1", "w2")
-    assert refused.value.values == {
-        "source": "w1",
-        "target": "w2",
-        "reason": f"{field} {getattr(make_pool(), field)} is not {value}",
-    }
+        check_convertible(WHOLE, theirs, "w1", "w2")
+    assert (refused.value.values["source"], refused.value.values["target"]) == ("w1", "w2")
+    assert reason in str(refused.value.values["reason"])
+
+
+def test_a_card_of_any_size_is_looked_at_in_no_time() -> None:
+    with pytest.raises(LayoutMismatch):
+        check_convertible(WHOLE, [make_pool(num_layers=2**62, num_heads=2**62)], "w1", "w2")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cost import Candidates, Demand, PrefillPool, Terms, Weights, score
+from router.cost import REMOTE_TRIP_S, Candidates, Demand, PrefillPool, Terms, Weights, score
 from router.policy import Policy, choose
 
 WEIGHTS = Weights(slowdown=1.0, work=0.5, answer_tokens=100, remote_min_tokens=256, shortage_s=30.0)
@@ -77,15 +77,22 @@ def test_a_prompt_leaves_a_worker_that_runs_others_for_a_prefill_worker_that_tak
     assert not cost(IDLE, pool=pool).is_remote
     busy = cost(IDLE | {"num_sequences": 1.0}, pool=pool)
     assert busy.is_remote
-    assert busy.wait_s == pytest.approx(1.5)
+    assert busy.wait_s == pytest.approx(1.5 + REMOTE_TRIP_S)
+
+
+def test_where_both_compute_alike_the_trip_keeps_a_prompt_where_it_is() -> None:
+    assert not cost(IDLE, pool=pool_of((0, 1000.0))).is_remote
+    assert not cost(IDLE, pool=pool_of((0, 1000.0 + REMOTE_TRIP_S * 900))).is_remote
+    assert cost(IDLE, pool=pool_of((0, 1000.0 + REMOTE_TRIP_S * 1100))).is_remote
 
 
 def test_a_prefix_that_a_prefill_worker_holds_is_not_computed_there() -> None:
     pool = pool_of((0, 1000.0), hit_tokens=800.0)
-    assert cost(IDLE, pool=pool).wait_s == pytest.approx(0.2)
-    assert cost(IDLE | {"hit_tokens": 600.0}, pool=pool).wait_s == pytest.approx(0.2)
+    for held in (0.0, 600.0):
+        worker = IDLE | {"hit_tokens": held}
+        assert cost(worker, pool=pool).wait_s == pytest.approx(0.2 + REMOTE_TRIP_S)
     more = cost(IDLE | {"hit_tokens": 700.0, "num_sequences": 1.0}, pool=pool_of((0, 1e3), hit_tokens=80.0))
-    assert more.wait_s == pytest.approx(0.3)
+    assert more.wait_s == pytest.approx(0.3 + REMOTE_TRIP_S)
 
 
 def test_a_prefix_hit_saves_its_share_of_the_prefill() -> None:
@@ -105,7 +112,7 @@ def test_a_long_prompt_waits_for_the_prefill_pool_where_that_is_quicker() -> Non
     pool = pool_of((9000, 1e4), (0, 4e3))
     terms = cost(IDLE, pool=pool)
     assert terms.is_remote
-    assert terms.wait_s == pytest.approx(0.25)
+    assert terms.wait_s == pytest.approx(0.25 + REMOTE_TRIP_S)
     assert not cost(IDLE, pool=pool_of((10**6, 1e4))).is_remote
 
 

@@ -246,6 +246,35 @@ def test_messages_dropped_for_a_full_buffer_are_counted(nats_server: Server, nam
     asyncio.run(body())
 
 
+def test_who_subscribes_bears_with_a_server_that_takes_its_time_and_not_with_a_dead_one(
+    make_nats: MakeNats, namespace: str
+) -> None:
+    async def body() -> None:
+        server = make_nats()
+        settings = BusSettings(url=server.url, ping_interval_s=0.1, max_missed_pings=1000)
+        async with open_bus(settings, "patient") as bus:
+            inbox = Inbox()
+            server.suspend()
+            try:
+                subscribing = asyncio.ensure_future(bus.subscribe(namespace, inbox))
+                await asyncio.wait([subscribing], timeout=1.0)  # many times what a ping may take
+                assert not subscribing.done()
+            finally:
+                server.resume()
+            await subscribing
+            await bus.publish(namespace, b"heard")
+            await bus.flush(10)
+            assert inbox.payloads == [b"heard"]
+            server.suspend()
+            subscribing = asyncio.ensure_future(bus.subscribe(f"{namespace}.more", inbox))
+            await asyncio.wait([subscribing], timeout=0.3)
+            server.kill()
+            with pytest.raises(Disconnected):
+                await asyncio.wait_for(subscribing, 10)
+
+    asyncio.run(body())
+
+
 def test_subscriptions_survive_a_restart_of_the_server(make_nats: MakeNats) -> None:
     async def body() -> None:
         server = make_nats()

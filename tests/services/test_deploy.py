@@ -99,6 +99,17 @@ def test_every_metric_on_the_dashboard_is_one_that_a_process_has() -> None:
     assert shown <= _metric_names()
 
 
+def test_the_dashboard_shows_all_that_a_planner_says() -> None:
+    metrics = Metrics("planner", "p")
+    PlannerMetrics(metrics)
+    said = set(re.findall(r"^# TYPE (kvmesh_planner_\w+)", metrics.render().decode(), re.MULTILINE))
+    assert said
+    shown = set(re.findall(r"kvmesh_planner_\w+", "".join(_expressions())))
+    assert {name.removesuffix("_bucket") for name in shown} == {
+        name for name in said if not name.endswith("_created")
+    }
+
+
 def _expressions() -> Iterator[str]:
     dashboard = json.loads((DEPLOY / "grafana" / "kvmesh.json").read_text())
     for panel in dashboard["panels"]:
@@ -128,6 +139,7 @@ def _observe(worker: WorkerMetrics) -> None:
         return 0.0
 
     worker.observe_queues(before_prefill=zero, before_decode=zero, running=zero)
+    worker.observe_guesses(drafted=zero, accepted=zero)
     worker.observe_blocks(total=zero, free=zero, active=zero, granted=zero, quarantined=zero, cached=zero)
 
 

@@ -7,9 +7,10 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
+from proto.errors import InvalidSetting
 from services.http_server import serve_http
 
 IDLE_S = 7.0
@@ -31,6 +32,68 @@ def test_a_connection_outlives_what_clients_keep_theirs_idle() -> None:
                 await asyncio.sleep(pause_s)
                 assert await asyncio.to_thread(_ask, connection) == b"hello"
             connection.close()
+
+    asyncio.run(body())
+
+
+def test_servers_that_share_a_port_each_take_a_part_and_one_can_leave_it_to_the_other() -> None:
+    def named(name: str) -> Starlette:
+        async def answer(_: Request) -> PlainTextResponse:
+            return PlainTextResponse(name)
+
+        return Starlette(routes=[Route("/", answer)])
+
+    async def body() -> None:
+        first = serve_http(named("a"), "127.0.0.1", 0, setting="test.port", shares_port=True)
+        async with first as a:
+            second = serve_http(named("b"), "127.0.0.1", a.port, setting="test.port", shares_port=True)
+            async with second:
+                connections = [http.client.HTTPConnection("127.0.0.1", a.port, timeout=10) for _ in range(64)]
+                asked = {each: await asyncio.to_thread(_ask, each) for each in connections}
+                assert set(asked.values()) == {b"a", b"b"}
+                a.stop_listening()
+                kept = next(each for each, name in asked.items() if name == b"a")
+                assert await asyncio.to_thread(_ask, kept) == b"a"
+                for connection in connections:
+                    connection.close()
+                    assert await asyncio.to_thread(_ask, connection) == b"b"
+                    connection.close()
+
+    asyncio.run(body())
+
+
+def test_a_port_is_shared_only_where_both_say_so() -> None:
+    async def body() -> None:
+        app = Starlette(routes=[Route("/", _greet)])
+        for shares, then_shares in ((True, False), (False, True)):
+            first = serve_http(app, "127.0.0.1", 0, setting="test.port", shares_port=shares)
+            async with first as server:
+                second = serve_http(
+                    app, "127.0.0.1", server.port, setting="test.port", shares_port=then_shares
+                )
+                with pytest.raises(InvalidSetting, match="Address already in use"):
+                    async with second:
+                        pass
+
+    asyncio.run(body())
+
+
+def test_a_client_of_http_1_0_gets_no_chunks_but_the_end_of_its_connection() -> None:
+    async def count(_: Request) -> StreamingResponse:
+        return StreamingResponse(iter(["one ", "two ", "three"]))
+
+    async def body() -> None:
+        app = Starlette(routes=[Route("/whole", _greet), Route("/stream", count)])
+        async with serve_http(app, "127.0.0.1", 0, setting="test.port") as server:
+            for path, text in (("/whole", b"hello"), ("/stream", b"one two three")):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(b"GET %s HTTP/1.0\r\n\r\n" % path.encode())
+                head, _, said = (await asyncio.wait_for(reader.read(), 30)).partition(b"\r\n\r\n")
+                writer.close()
+                await writer.wait_closed()
+                assert said == text
+                assert b"transfer-encoding" not in head.lower()
+                assert (b"content-length: 5" in head.lower()) == (path == "/whole")
 
     asyncio.run(body())
 

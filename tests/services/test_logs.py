@@ -12,7 +12,7 @@ import pytest
 from proto.errors import InvalidSetting
 from services.logs import LogSettings, logging_request, set_up_logs
 
-_log = logging.getLogger("services.test")
+log = logging.getLogger("services.test")
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def test_a_json_line_holds_the_process_the_fields_and_the_error(tmp_path: Path) 
     try:
         raise ZeroDivisionError
     except ZeroDivisionError:
-        _log.exception("no %s", "luck", extra={"num_keys": 3, "path": Path("a")})
+        log.exception("no %s", "luck", extra={"num_keys": 3, "path": Path("a")})
     (line,) = _lines(file)
     assert "ZeroDivisionError" in line.pop("error")
     assert line.pop("time").endswith("Z")
@@ -61,11 +61,11 @@ def test_lines_name_the_request_of_their_own_task(tmp_path: Path) -> None:
     async def serve(request_id: str) -> None:
         with logging_request(request_id):
             await asyncio.sleep(0)
-            _log.info("of %s", request_id)
+            log.info("of %s", request_id)
 
     async def body() -> None:
         await asyncio.gather(*(serve(f"request-{number}") for number in range(5)))
-        _log.info("of none")
+        log.info("of none")
 
     asyncio.run(body())
     *of_requests, last = _lines(file)
@@ -76,7 +76,7 @@ def test_lines_name_the_request_of_their_own_task(tmp_path: Path) -> None:
 def test_a_console_line_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logs(LogSettings(), "router", "r-1")
     with logging_request("abc"):
-        _log.warning("lease lost", extra={"num_keys": 3})
+        log.warning("lease lost", extra={"num_keys": 3})
     line = capsys.readouterr().err
     assert line.endswith("warning r-1 services.test: lease lost request=abc num_keys=3\n")
 
@@ -84,7 +84,7 @@ def test_a_console_line_is_for_people(capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_weighs_less_than_the_level_and_the_chatter_of_libraries_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "r.log"
     set_up_logs(LogSettings(form="json", file=file), "router", "r-1")
-    _log.debug("not this")
+    log.debug("not this")
     logging.getLogger("uvicorn.error").info("nor this")
     logging.getLogger("uvicorn.error").warning("but this")
     assert [line["message"] for line in _lines(file)] == ["but this"]
@@ -94,7 +94,7 @@ def test_lines_and_files_are_bounded(tmp_path: Path) -> None:
     file = tmp_path / "r.log"
     set_up_logs(LogSettings(form="json", file=file, file_bytes=50_000, num_files=2), "router", "r-1")
     for _ in range(20):
-        _log.info("x" * 100_000, extra={"field": "y" * 100_000})
+        log.info("x" * 100_000, extra={"field": "y" * 100_000})
     assert max(len(line) for line in file.read_text().splitlines()) < 20_000
     assert sum(found.stat().st_size for found in tmp_path.iterdir()) <= 150_000
     assert len(list(tmp_path.iterdir())) == 3

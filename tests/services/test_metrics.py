@@ -19,6 +19,8 @@ def test_a_frontend_tells_what_clients_feel() -> None:
     frontend = FrontendMetrics(metrics)
     frontend.ttft_s.observe(0.2)
     frontend.itl_s.observe(0.004)
+    frontend.itl_s.observe(0.5, 3)
+    frontend.itl_s.observe(9.0)
     frontend.tokens_in.inc(7)
     frontend.tokens_out.inc(5)
     frontend.finished("stop")
@@ -26,6 +28,9 @@ def test_a_frontend_tells_what_clients_feel() -> None:
     assert samples["kvmesh_ttft_seconds_sum"] == 0.2
     assert samples["kvmesh_itl_seconds_bucket|0.005"] == 1
     assert samples["kvmesh_itl_seconds_bucket|0.0025"] == 0
+    assert samples["kvmesh_itl_seconds_bucket|0.5"] == 4, "a bound is within its bucket"
+    assert samples["kvmesh_itl_seconds_bucket|+Inf"] == samples["kvmesh_itl_seconds_count"] == 5
+    assert samples["kvmesh_itl_seconds_sum"] == 0.004 + 3 * 0.5 + 9.0
     assert samples["kvmesh_tokens_in_total"] == 7
     assert samples["kvmesh_tokens_out_total"] == 5
     assert samples["kvmesh_requests_total|stop"] == 1
@@ -54,6 +59,7 @@ def test_a_worker_tells_its_queues_blocks_and_transfers_as_they_are_when_scraped
         quarantined=lambda: 1,
         cached=lambda: 2,
     )
+    worker.observe_guesses(drafted=lambda: 7 * len(waiting), accepted=lambda: len(waiting))
     worker.bytes_pushed.inc(100)
     worker.bytes_pulled.inc(50)
     worker.prefix_hits.inc()
@@ -64,6 +70,8 @@ def test_a_worker_tells_its_queues_blocks_and_transfers_as_they_are_when_scraped
     assert samples["kvmesh_decode_queue_length"] == 1
     assert samples["kvmesh_blocks_used"] == 3
     assert samples["kvmesh_blocks"] == 10
+    assert samples["kvmesh_drafted_tokens_total"] == 21
+    assert samples["kvmesh_accepted_tokens_total"] == 3
     assert samples["kvmesh_kv_bytes_pushed_total"] == 100
     assert samples["kvmesh_kv_bytes_pulled_total"] == 50
     assert samples["kvmesh_prefix_hits_total"] == 1

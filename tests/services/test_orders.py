@@ -15,6 +15,7 @@ from proto.names import new_id
 from proto.roles import DrainMode, Order, Role, WorkerState
 from services.directory import Directory, DirectorySettings, Guard, open_directory
 from services.orders import (
+    MOST_ABSENT,
     NUM_TRIES,
     PlacedOrder,
     begin_order,
@@ -337,3 +338,25 @@ async def succeeds(attempt: Coroutine[None, None, object]) -> bool:
     except InvalidRequest:
         return False
     return True
+
+
+def test_orders_of_workers_that_never_return_are_forgotten_the_oldest_first(etcd_server: Server) -> None:
+    async def run() -> None:
+        ns = new_id()
+
+        async def names() -> set[str]:
+            return {keys.last_part(entry.key) for entry in await directory.list(keys.orders(ns))}
+
+        async with open_directory(DirectorySettings(endpoints=[etcd_server.url])) as directory:
+            await put(directory, ns, card("a"), card("b"), card("here"))
+            gone = [f"gone-{number}" for number in range(MOST_ABSENT + 3)]
+            for worker in ("here", *gone):
+                await directory.put(keys.order(ns, worker), encode(Order(worker, Role.DECODE, 1)))
+            await place_order(directory, ns, "a", Role.PREFILL)
+            assert await names() == {"a", "here", *gone[3:]}
+            await directory.put(keys.order(ns, gone[3]), encode(Order(gone[3], Role.PREFILL, 2)))
+            await directory.put(keys.order(ns, "new"), encode(Order("new", Role.DECODE, 1)))
+            await place_order(directory, ns, "b", Role.PREFILL)
+            assert await names() == {"a", "b", "here", gone[3], "new", *gone[5:]}
+
+    asyncio.run(run())

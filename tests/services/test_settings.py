@@ -53,6 +53,11 @@ def test_what_is_said_nowhere_has_its_default() -> None:
     assert _load() == _RouterSettings(model="m")
 
 
+def test_a_name_that_is_none_of_those_is_refused_with_the_list() -> None:
+    with pytest.raises(InvalidSetting, match=r"bus.colour: 'blue' in .*: one of red, green"):
+        _load(environ={"KVMESH_BUS_COLOUR": "blue"})
+
+
 def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
     text = '[router]\nqueue_limit = 1\nwait_s = 2\nfolder = "a"\n[bus]\ncolour = "green"\ntags = ["x"]\n'
     environ = {"KVMESH_ROUTER_QUEUE_LIMIT": "2", "KVMESH_ROUTER_IS_PROUD": "true", "KVMESH_BUS_TAGS": "y, z"}

@@ -3,7 +3,7 @@
 import logging
 import random
 
-import workers.process
+import workers.transfer.opened_rank
 from workers.transfer.nixl_transport import NixlTransport
 
 LOST, LATE_AGAIN = "a landing notice is lost", "a landing notice comes again"
@@ -34,4 +34,4 @@ class FaultyNotices(NixlTransport):
 
 def lose_notices() -> None:
     """In a process that is to become a worker. Mutates: how it makes its agent."""
-    workers.process.NixlTransport = FaultyNotices  # type: ignore[attr-defined]
+    workers.transfer.opened_rank.NixlTransport = FaultyNotices  # type: ignore[attr-defined]

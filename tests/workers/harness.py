@@ -116,14 +116,14 @@ class Worker:
         assert (answer.status_code == 503) == bool(reasons)
         return reasons
 
-    def metric(self, name: str) -> float:
-        """The value of a metric, summed over its labels."""
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of a metric, summed over all labels but those given."""
         text = httpx.get(f"{self.admin_url}/metrics", trust_env=False, timeout=LIMIT_S).text
         return sum(
             sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
-            if sample.name == name
+            if sample.name == name and labels.items() <= sample.labels.items()
         )
 
 
@@ -149,6 +149,7 @@ class Fleet:
         model: Path,
         host: str = "",
         drain_limit_s: float = DRAIN_LIMIT_S,
+        lost_after_s: float = LOST_AFTER_S,
         bus_url: str = "",
         spoil: Callable[[], None] = _as_it_is,
         **settings: Any,
@@ -158,7 +159,7 @@ class Fleet:
         admin = AdminSettings(host=ADDRESSES.get(host, "127.0.0.1"), port=reserve_port())
         life = WorkerSettings(
             mesh=MeshSettings(
-                ns=self.ns, beat_s=BEAT_S, lost_after_s=LOST_AFTER_S, drain_limit_s=drain_limit_s
+                ns=self.ns, beat_s=BEAT_S, lost_after_s=lost_after_s, drain_limit_s=drain_limit_s
             ),
             bus=BusSettings(url=bus_url or self.nats.url),
             directory=DirectorySettings(endpoints=[self.etcd.url], lease_ttl_s=2),
@@ -174,7 +175,7 @@ class Fleet:
         self.workers.append(worker)
         return worker
 
-    async def wait_ready(self, *names: str) -> None:
+    async def wait_ready(self, *names: str, limit_s: float = START_S) -> None:
         """Until workers of these names are in the directory."""
         wanted = set(names)
 
@@ -186,7 +187,7 @@ class Fleet:
             return wanted <= {keys.last_part(entry.key) for entry in entries}
 
         async with open_directory(DirectorySettings(endpoints=[self.etcd.url])) as directory:
-            await until("workers are ready", are_there, START_S)
+            await until("workers are ready", are_there, limit_s)
 
     def close(self) -> None:
         for worker in self.workers:

@@ -6,7 +6,7 @@ again, prefills go over it again.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ import pytest
 from proto.names import new_id
 from proto.roles import Role
 from services.servers import Server, plan_etcd, plan_nats
-from tests.workers.harness import Client, Fleet, Stream, Worker, open_client, random_prompt, until
+from tests.workers import client_run
+from tests.workers.client_run import Body
+from tests.workers.harness import Client, Fleet, Stream, Worker, random_prompt, until
 from tests.workers.hosts import KV_LINK, LEFT, OUR_ADDRESS, RIGHT, Hosts, NoRights, open_hosts
 from workers.transfer.transfer_settings import TransferSettings
 
@@ -77,14 +79,9 @@ def across(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Acr
         opened.__exit__(None, None, None)
 
 
-def run_client(across: Across, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with open_client(across.fleet, "tiny") as client:
-            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
-            await body(client)
-
+def run_client(across: Across, body: Body) -> None:
     try:
-        asyncio.run(run())
+        client_run.run_client(across.fleet, body, idle=("prefill",))
     finally:
         across.hosts.restore()
 

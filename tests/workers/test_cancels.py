@@ -10,6 +10,8 @@ import pytest
 from proto.control import Cancel, CancelJob
 from proto.reports import LoadReport
 from proto.roles import Role
+from tests.workers import client_run
+from tests.workers.client_run import Body
 from tests.workers.harness import (
     Client,
     Fleet,
@@ -34,14 +36,12 @@ ALONE: dict[str, Any] = {
 }
 
 
-def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with open_client(fleet, "tiny") as client:
-            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
-            await body(client)
-            await assert_rest(fleet, client)
+def run_client(fleet: Fleet, body: Body) -> None:
+    async def with_rest(client: Client) -> None:
+        await body(client)
+        await assert_rest(fleet, client)
 
-    asyncio.run(run())
+    client_run.run_client(fleet, with_rest, idle=("prefill",))
 
 
 async def assert_rest(fleet: Fleet, client: Client) -> None:

@@ -4,7 +4,9 @@ Nobody hangs, no block is lost, and no token of anybody changes.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from proto.names import new_id
 from proto.roles import Role
 from services.servers import Server
+from tests.workers import client_run
 from tests.workers.harness import Client, Fleet, Stream, Worker, open_client, random_prompt, until
 
 COMPUTING: dict[str, Any] = {"step_tokens": 80, "push_kib": 1}
@@ -42,13 +45,7 @@ def mortal(
         fleet.close()
 
 
-def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with open_client(fleet, "tiny") as client:
-            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
-            await body(client)
-
-    asyncio.run(run())
+run_client = partial(client_run.run_client, idle=("prefill",))
 
 
 async def begin_granted(client: Client, seed: int, decode: str = "decode") -> Stream:
@@ -72,6 +69,17 @@ async def begin_stopped(client: Client, prefill: Worker) -> tuple[list[int], Str
         prefill.process.resume()
         await client.finish(stream)
     raise AssertionError("the prefill worker is faster than a signal")
+
+
+async def prefills_are_remote(client: Client, seed: int) -> None:
+    """Soon: `decode` has to hear of a new life, and asks nobody for a while whose last job failed."""
+    seeds = count(seed)
+
+    async def is_remote() -> bool:
+        stream = await client.generate("decode", random_prompt(200, next(seeds)))
+        return stream.final.prefill == "remote"
+
+    await until("prefills go elsewhere", is_remote)
 
 
 async def expected_tokens(reference: Fleet, prompts: list[list[int]]) -> list[list[int]]:
@@ -111,8 +119,7 @@ def test_a_killed_prefill_worker_is_proven_gone_and_its_successor_works(
         await client.wait_rest("decode", limit_s=5)
         mortal.start("prefill", Role.PREFILL, tiny, num_blocks=300, **COMPUTING)
         await mortal.wait_ready("prefill")
-        await client.wait_report("prefill", lambda report: True)
-        assert (await client.generate("decode", random_prompt(200, 71))).final.prefill == "remote"
+        await prefills_are_remote(client, 71)
         await client.wait_rest("decode", "prefill")
 
     run_client(mortal, body)
@@ -128,6 +135,6 @@ def test_a_killed_decode_worker_leaves_nothing_at_the_prefill_worker(mortal: Fle
         doomed.process.kill()
         await client.wait_rest("prefill", limit_s=10)
         await client.wait_report("prefill", lambda report: report.num_jobs == 0)
-        assert (await client.generate("decode", random_prompt(200, 73))).final.prefill == "remote"
+        await prefills_are_remote(client, 90)
 
     run_client(mortal, body)

@@ -4,7 +4,7 @@ The decode worker's pool is so small that what a stopped writer may still write 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from proto.roles import Role
 from services.directory import DirectorySettings, open_directory
 from services.process import EXIT_FAILED
 from services.servers import Server
+from tests.workers.client_run import run_client
 from tests.workers.faulty_link import FaultyLink, open_faulty_link
-from tests.workers.harness import Client, Fleet, Stream, Worker, open_client, random_prompt, until
+from tests.workers.harness import Client, Fleet, Stream, Worker, random_prompt, until
 from tests.workers.test_deaths import expected_tokens
 
 NUM_BLOCKS = 160
@@ -48,14 +49,6 @@ def fenced(nats_server: Server, etcd_server: Server, tiny: Path, tmp_path: Path)
         yield fleet
     finally:
         fleet.close()
-
-
-def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with open_client(fleet, "tiny") as client:
-            await body(client)
-
-    asyncio.run(run())
 
 
 async def start_prefill(fleet: Fleet, client: Client, tiny: Path, bus_url: str = "") -> Worker:

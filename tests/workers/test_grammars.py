@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,8 @@ from proto.constraints import Constraint
 from proto.hand_over import HandBack, TakenOver, TakeOver
 from proto.requests import KvSource, Refused, Sampling
 from tests.tiny_model import EOS_TOKEN_IDS
-from tests.workers.harness import Client, Fleet, Stream, open_client, random_prompt
+from tests.workers.client_run import run_client
+from tests.workers.harness import Client, Fleet, Stream, random_prompt
 
 DRAWN = Sampling(temperature=0.9, top_p=0.95, seed=11)
 SAMPLINGS = [
@@ -33,14 +34,6 @@ class Place(BaseModel, extra="forbid"):
 
 PLACE = Constraint("json_schema", json.dumps(Place.model_json_schema()), "response_format")
 LED: dict[str, Any] = {"max_tokens": MOST_TOKENS, "constraint": PLACE}
-
-
-def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with open_client(fleet, "tiny") as client:
-            await body(client)
-
-    asyncio.run(run())
 
 
 @pytest.fixture(scope="module")

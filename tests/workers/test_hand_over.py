@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from proto.requests import KvSource, Refused, Sampling
 from proto.roles import Role, WorkerState
 from proto.tokens import count_tokens
 from services.servers import Server
-from tests.workers.harness import Client, Fleet, Stream, Worker, open_client, random_prompt, until
+from tests.workers.client_run import run_client
+from tests.workers.harness import Client, Fleet, Stream, Worker, random_prompt, until
 from tests.workers.near_records import assert_near
 from workers.engine.simulated_model import SimulatedModel
 
@@ -84,14 +85,6 @@ def start(fleet: Fleet, model: Path, name: str, **settings: Any) -> Worker:
     worker = fleet.start(name, Role.DECODE, model, **(common | settings))
     asyncio.run(fleet.wait_ready(name))
     return worker
-
-
-def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with open_client(fleet, "tiny") as client:
-            await body(client)
-
-    asyncio.run(run())
 
 
 async def wait_tokens(client: Client, stream: Stream, num_tokens: int) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from proto.tokens import pack_tokens
 from services.servers import Server
 from services.taker import Taker, open_taker
 from services.work_queue import WorkQueueSettings, open_work_queue
+from tests.workers import client_run
+from tests.workers.client_run import Body
 from tests.workers.harness import Client, Fleet, open_client, random_prompt, until
 from workers.engine.simulated_model import SimulatedModel
 
@@ -66,15 +68,13 @@ def sound_job() -> PrefillJob:
     )
 
 
-def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with open_client(fleet, "tiny") as client:
-            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
-            await body(client)
-            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
-            await client.wait_rest("decode", "prefill")
+def run_client(fleet: Fleet, body: Body) -> None:
+    async def with_rest(client: Client) -> None:
+        await body(client)
+        await client.wait_report("prefill", lambda report: report.num_jobs == 0)
+        await client.wait_rest("decode", "prefill")
 
-    asyncio.run(run())
+    client_run.run_client(fleet, with_rest, idle=("prefill",))
 
 
 @asynccontextmanager

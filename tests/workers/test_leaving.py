@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from services.directory import Changed, Directory, DirectorySettings, Listed, op
 from services.process import EXIT_FAILED, EXIT_WRONG_SETTING
 from services.servers import Server
 from tests.tiny_model import write_tiny
+from tests.workers.client_run import run_client
 from tests.workers.harness import Client, Fleet, Worker, open_client, random_prompt, until
 from workers.engine.simulated_model import SimulatedModel
 from workers.guards import guard_model
@@ -30,14 +31,6 @@ def start_simulated(fleet: Fleet, model: Path, role: Role = Role.DECODE, **setti
     common: dict[str, Any] = {"engine": "simulated", "simulated": SLOW, "num_blocks": 128}
     name = settings.pop("name", "") or f"w-{new_id()}"
     return fleet.start(name, role, model, **(common | settings))
-
-
-def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with open_client(fleet, "tiny") as client:
-            await body(client)
-
-    asyncio.run(run())
 
 
 def test_a_leaving_worker_ends_what_it_can_and_sends_the_rest_elsewhere(simulated: Fleet, tiny: Path) -> None:

@@ -1,28 +1,23 @@
 """Tokens do not depend on where a prompt is prefilled, nor on what is cached where."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from proto.errors import error_class
 from proto.requests import Refused, Sampling
+from tests.workers import client_run
 from tests.workers.conftest import BLOCK_SIZE, CONTEXT_TOKENS, REMOTE_MIN_TOKENS
-from tests.workers.harness import Client, Fleet, open_client, random_prompt
+from tests.workers.harness import Client, Fleet, random_prompt
 from tests.workers.near_records import assert_near
 
 BLOCK_BYTES = 4 * 2 * 4 * BLOCK_SIZE * 8 * 4
 """Of the tiny model: layers, K and V, heads, tokens, numbers a head, bytes a number."""
 
 
-def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with open_client(fleet, "tiny") as client:
-            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
-            await body(client)
-
-    asyncio.run(run())
+run_client = partial(client_run.run_client, idle=("prefill",))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +58,8 @@ def test_a_prompt_that_leaves_room_for_one_token_gives_one_and_a_longer_one_is_r
         reply, _ = await client.offer(worker, random_prompt(CONTEXT_TOKENS, seed=8))
         assert isinstance(reply, Refused)
         assert reply.fault.code == "context_length_exceeded"
-        assert reply.fault.values == {"num_tokens": CONTEXT_TOKENS, "limit_tokens": CONTEXT_TOKENS}
+        num_tokens = {"num_tokens": CONTEXT_TOKENS, "limit_tokens": CONTEXT_TOKENS}
+        assert reply.fault.values == {"field": "prompt", **num_tokens}
         await client.wait_rest(worker, "prefill")
 
     run_client(computing, body)

@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proto.hand_over import Drain, Undrain
+from proto.control import Unpin, Unpinned
+from proto.hand_over import Drain, PinSequence, SequencePinned, Undrain
 from proto.names import new_id
 from proto.requests import KvSource, Refused
 from proto.roles import DrainMode, Role, RoleProgress, SwitchRole, TakeBackRole, WorkerState
@@ -149,11 +150,13 @@ def test_what_shall_finish_and_does_not_in_time_leaves_the_old_role(pair: Fleet)
     async def body(client: Client) -> None:
         stream = await begin_long(client, "left", 4)
         epoch = (await ask_role(client, "left")).epoch
+        stayed = hand_overs(pair, "left", "stayed")
         await order(client, "left", Role.PREFILL, mode=DrainMode.FINISH, limit_s=0.2)
         kept = await wait_kept(client, "left", "the work of the old role did not end within 0.2 s")
         assert (kept.role, kept.epoch) == (Role.DECODE, epoch)
         await generate(client, "left", random_prompt(8, 5))
         assert stream.end is None
+        assert hand_overs(pair, "left", "stayed") == stayed + 1
         await client.cancel(stream)
         await become(client, "left", Role.PREFILL)
 
@@ -163,10 +166,38 @@ def test_what_shall_finish_and_does_not_in_time_leaves_the_old_role(pair: Fleet)
 def test_what_nobody_takes_in_time_goes_on_elsewhere_from_its_tokens(pair: Fleet) -> None:
     async def body(client: Client) -> None:
         stream = await begin_long(client, "left", 6)
+        stayed, sent_on = (hand_overs(pair, "left", outcome) for outcome in ("stayed", "sent_on"))
         await become(client, "left", Role.PREFILL, limit_s=0.2)
         await client.wait(lambda: stream.end is not None, PATIENT_S)
         assert stream.final.fault is not None
         assert stream.final.fault.code == "go_elsewhere"
+        assert hand_overs(pair, "left", "sent_on") == sent_on + 1
+        assert hand_overs(pair, "left", "stayed") == stayed
+
+    run_client(pair, body)
+
+
+def hand_overs(fleet: Fleet, worker: str, outcome: str) -> float:
+    return fleet.worker(worker).metric("kvmesh_hand_overs_total", outcome=outcome)
+
+
+def test_a_sequence_that_is_read_is_one_thing_that_is_left(pair: Fleet) -> None:
+    async def body(client: Client) -> None:
+        stream = await begin_long(client, "left", 18)
+        await client.wait(lambda: len(stream.tokens) >= 40, PATIENT_S)  # they fill a block
+        told = await order(client, "left", Role.PREFILL, mode=DrainMode.FINISH, limit_s=PATIENT_S)
+        ask = PinSequence(stream.request, 0, client.name, 0, PATIENT_S)
+        pinned = await client.ask("left", ask, SequencePinned)
+        assert pinned.blocks
+        assert (await ask_role(client, "left")).num_left == 1
+        await client.cancel(stream)
+
+        async def is_pin_left() -> bool:
+            return (await ask_role(client, "left")).num_left == 1 and not client.reports["left"].num_running
+
+        await until("the pin alone is left", is_pin_left, PATIENT_S)
+        await client.ask("left", Unpin(pinned.pin), Unpinned)
+        await wait_role(client, "left", Role.PREFILL, told.epoch + 1)
 
     run_client(pair, body)
 

@@ -1,7 +1,6 @@
 """A worker's side of a stream: all of it can be had again, until its end is acknowledged."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from proto.codec import encode
 from proto.control import Acknowledge, Resend
@@ -11,17 +10,18 @@ from proto.streams import End, Prefilled
 from proto.tokens import count_tokens, pack_tokens, unpack_tokens
 from services.bus import BusSettings, open_bus
 from services.servers import Server
+from tests.workers import client_run
+from tests.workers.client_run import Body
 from tests.workers.harness import Client, Fleet, open_client, random_prompt
 from workers.outbox import Outbox
 
 
-def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with open_client(fleet, "tiny") as client:
-            await body(client)
-            await client.wait_rest("decode")
+def run_client(fleet: Fleet, body: Body) -> None:
+    async def with_rest(client: Client) -> None:
+        await body(client)
+        await client.wait_rest("decode")
 
-    asyncio.run(run())
+    client_run.run_client(fleet, with_rest)
 
 
 def test_the_first_frame_says_that_the_worker_has_accepted(simulated: Fleet) -> None:

@@ -1,7 +1,9 @@
-"""Writes over TCP to a worker that is stopped: health says so in seconds, and nothing is held up by them."""
+"""Writes over TCP to a worker that is stopped, or over a connection that is: health says so in seconds, and
+nothing is held up by them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 from proto.names import new_id
 from proto.roles import Role
 from services.servers import Server
-from tests.workers.harness import Client, Fleet, Stream, Worker, open_client, random_prompt, until
+from tests.workers import client_run
+from tests.workers.deafness import deafen_when_told, make_deaf, make_hear
+from tests.workers.harness import Client, Fleet, Stream, Worker, random_prompt, until
 from tests.workers.test_deaths import expected_tokens
 from workers.transfer.transfer_settings import TransferSettings
 
@@ -31,6 +35,7 @@ def over_tcp(nats_server: Server, etcd_server: Server, tiny: Path, tmp_path: Pat
         "push_kib": 1,
         "transfer": TransferSettings(transports=["tcp"], stall_s=1.0),
     }
+    common["spoil"] = partial(deafen_when_told, frozenset({port_of(nats_server), port_of(etcd_server)}))
     fleet.start("decode", Role.DECODE, tiny, remote_min_tokens=24, prefill_choice="threshold", **common)
     fleet.start("prefill", Role.PREFILL, tiny, **common)
     try:
@@ -40,13 +45,11 @@ def over_tcp(nats_server: Server, etcd_server: Server, tiny: Path, tmp_path: Pat
         fleet.close()
 
 
-def run_client(fleet: Fleet, body: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with open_client(fleet, "tiny") as client:
-            await client.wait_report("prefill", lambda report: report.num_jobs == 0)
-            await body(client)
+def port_of(server: Server) -> int:
+    return int(server.url.rpartition(":")[2])
 
-    asyncio.run(run())
+
+run_client = partial(client_run.run_client, idle=("prefill",))
 
 
 async def stop_in_mid_write(fleet: Fleet, client: Client) -> Stream:
@@ -92,13 +95,40 @@ def test_health_fails_while_a_write_is_stuck_and_all_is_well_once_it_has_ended(
         await wait_ailing(over_tcp.worker("prefill"), is_ailing=False)
         await client.wait_rest("decode", "prefill")
         await client.wait_report("prefill", lambda report: report.num_jobs == 0)
-        seeds = count(81)
+        await wait_remote(client)
 
-        async def is_asked_again() -> bool:
-            answer = await client.generate("decode", random_prompt(500, next(seeds)))
-            return answer.final.prefill == "remote"
+    run_client(over_tcp, body)
 
-        await until("the prefill worker is asked again", is_asked_again)
+
+async def wait_remote(client: Client) -> None:
+    seeds = count(81)
+
+    async def is_asked_again() -> bool:
+        answer = await client.generate("decode", random_prompt(500, next(seeds)))
+        return answer.final.prefill == "remote"
+
+    await until("the prefill worker is asked again", is_asked_again, 2 * END_S)
+
+
+def test_a_pair_whose_connection_is_stuck_serves_remote_prefills_again_while_it_is(
+    over_tcp: Fleet, computing: Fleet
+) -> None:
+    """Both processes are well. What is stuck keeps its blocks from others until it has landed."""
+
+    async def body(client: Client) -> None:
+        decode, prefill = over_tcp.worker("decode"), over_tcp.worker("prefill")
+        await wait_remote(client)
+        make_deaf(decode.process)
+        stream = await client.begin("decode", PROMPT)
+        await wait_ailing(prefill, is_ailing=True)
+        await assert_whole(client, stream, computing)
+        assert stream.final.prefill == "local"
+        await wait_remote(client)
+        assert (await client.holdings("decode")).quarantined
+        assert "transfers" in await ailments_of(prefill)
+        make_hear(decode.process)
+        await wait_ailing(prefill, is_ailing=False)
+        await client.wait_rest("decode", "prefill")
 
     run_client(over_tcp, body)
 

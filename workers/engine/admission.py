@@ -21,7 +21,7 @@ def check_spec(spec: SequenceSpec, settings: EngineSettings, context_tokens: int
         reason = f"{spec.num_prompt} of {num_tokens} tokens; a sequence begins with one or more"
         raise InvalidRequest(field="num_prompt", reason=reason)
     if num_tokens > context_tokens - (spec.kind is SequenceKind.GENERATE):
-        raise PromptTooLong(num_tokens=num_tokens, limit_tokens=context_tokens)
+        raise PromptTooLong(field="prompt", num_tokens=num_tokens, limit_tokens=context_tokens)
     if min(spec.tokens) < 0 or max(spec.tokens) >= settings.vocab_size:
         raise InvalidRequest(field="tokens", reason=f"token ids are from 0 to {settings.vocab_size - 1}")
     if spec.kind is SequenceKind.GENERATE and spec.max_tokens <= num_tokens - spec.num_prompt:

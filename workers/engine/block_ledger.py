@@ -83,6 +83,12 @@ class BlockLedger:
             self.cache.store(sequence.chain.hashes[index], sequence.blocks[index])
         sequence.num_stored = full
 
+    def trim(self, sequence: Sequence) -> None:
+        """Takes the blocks that no computed token of `sequence` lies in: they were there for drafts."""
+        num_blocks = self.blocks_for(sequence.num_computed)
+        self.pool.free(sequence.blocks[num_blocks:])
+        del sequence.blocks[num_blocks:]
+
     def strip(self, sequence: Sequence) -> None:
         """Takes all blocks from `sequence`; what the cache named stays reusable."""
         self.pool.free(sequence.blocks)

@@ -14,6 +14,7 @@ from workers.engine.outcome import Outcome
 from workers.engine.rates import Rates
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence, SequenceKv, SequenceSpec, SequenceState
+from workers.engine.speculation import Speculation
 from workers.engine.step import SequenceProgress, StepPlan
 
 
@@ -23,18 +24,20 @@ class Books:
     `context_tokens` is the most that a sequence may have.
     """
 
-    def __init__(self, settings: EngineSettings, rates: Rates) -> None:
+    def __init__(self, settings: EngineSettings, rates: Rates, speculation: Speculation | None) -> None:
         self.context_tokens = min(settings.context_tokens, settings.num_blocks * settings.block_size)
         self.sequences: dict[str, Sequence] = {}
         self.ledger = BlockLedger(settings.num_blocks, settings.block_size)
         self._settings = settings
         self._rates = rates
-        self._scheduler = Scheduler(settings, self.ledger)
+        self._scheduler = Scheduler(settings, self.ledger, speculation)
         self._freezer = Freezer(self._scheduler)
         self._running_plan: StepPlan | None = None
         self._num_arrivals = 0
         self._num_steps = 0
         self._computed_tokens = 0
+        self._drafted_tokens = 0
+        self._accepted_tokens = 0
         self._prompt_tokens = 0
 
     @property
@@ -130,6 +133,11 @@ class Books:
         self._reconsider_step()
         return True
 
+    def freeze_computed(self, name: str) -> bool:
+        found = self.sequences.get(name)
+        is_computed = found is not None and found.state in (SequenceState.WAITING, SequenceState.RUNNING)
+        return is_computed and self.freeze(name)
+
     def thaw(self, name: str) -> bool:
         found = self.sequences.get(name)
         has_thawed = found is not None and self._freezer.thaw(found)
@@ -192,6 +200,8 @@ class Books:
         self._running_plan = None
         self._num_steps += 1
         self._computed_tokens += outcome.computed_tokens
+        self._drafted_tokens += outcome.num_drafts
+        self._accepted_tokens += outcome.num_accepted
         for sequence in outcome.complete:
             self._scheduler.remove(sequence)
             sequence.state = SequenceState.HELD
@@ -220,5 +230,7 @@ class Books:
             prompt_tokens=self._prompt_tokens,
             num_steps=self._num_steps,
             computed_tokens=self._computed_tokens,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
             num_preemptions=self._scheduler.num_preemptions,
         )

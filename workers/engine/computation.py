@@ -6,12 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 from proto.errors import Fault, InternalFault, to_fault
+from proto.layout import LayerRange
 from workers.engine.block_ledger import BlockLedger
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.grammar_masks import GrammarMasks
 from workers.engine.outcome import Outcome, abandon, fail, take_in
 from workers.engine.rates import Rates
-from workers.engine.runner import OnLayers, RowResult, Runner, StepAbandoned, StepBatch
+from workers.engine.runner import OnLayers, RowResult, Runner, RunnerEnded, StepAbandoned, StepBatch
 from workers.engine.sequence import SequenceKind
 from workers.engine.step import EngineListener, StepPlan
 
@@ -49,11 +50,17 @@ class Computation:
         self._began_s = time.monotonic()
 
     def run(self, plan: StepPlan) -> TakeIn:
-        """Runs the step. That the runner raises is its bug, which must not end the loop."""
+        """Runs the step. That the runner raises is its bug, which must not end the loop.
+
+        Raises:
+            InternalFault: the runner has ended.
+        """
         try:
             results = self._compute(plan)
         except StepAbandoned:
             return abandon
+        except RunnerEnded as error:
+            raise InternalFault(reason=str(error)) from error
         except Exception:
             log.exception("a step of %d sequences failed", len(plan.rows))
             self.num_failed += 1
@@ -62,8 +69,15 @@ class Computation:
             took_s, self._began_s = time.monotonic() - self._began_s, 0.0
         if plan.rows:
             self.num_failed = 0
-            self._rates.note_step(plan.prefill_tokens, took_s)
+            self._note(plan, results, took_s)
         return partial(take_in, results)
+
+    def _note(self, plan: StepPlan, results: list[RowResult], took_s: float) -> None:
+        if plan.prefill_tokens:
+            self._rates.note_prefill(plan.prefill_tokens, took_s)
+            return
+        given = [len(result.tokens) for result in results if result.tokens]
+        self._rates.note_decode(plan.num_tokens, sum(given) / len(given) if given else 1.0, took_s)
 
     def _compute(self, plan: StepPlan) -> list[RowResult]:
         if not plan.rows:
@@ -83,11 +97,11 @@ class Computation:
         if not spans:
             return None
 
-        def on_layers(first_layer: int, num_layers: int) -> None:
+        def on_layers(rank: int, first_layer: int, num_layers: int) -> None:
             for sequence, start, end, blocks in spans:
                 if not sequence.is_cancelled:
                     self._listener.on_layers(
-                        sequence.name, start, end, blocks, first_layer=first_layer, num_layers=num_layers
+                        sequence.name, start, end, blocks, rank, LayerRange(first_layer, num_layers)
                     )
 
         return on_layers

@@ -1,9 +1,11 @@
-"""What one row of logits is for: the draw of one token."""
+"""What one row of logits is for: the draw of one token; and which of a row's draws count."""
+
+from collections.abc import Sequence
 
 import msgspec
 
-from workers.engine.runner import SampleParams, ScheduledSequence
-from workers.engine.token_counts import TokenCounts
+from workers.engine.runner import RowResult, SampleParams, ScheduledSequence
+from workers.engine.token_counts import Counted
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -15,7 +17,7 @@ class Draw(msgspec.Struct, frozen=True):
     key: int
     params: SampleParams
     position: int
-    counts: TokenCounts | None = None
+    counts: Counted | None = None
     banned: frozenset[int] = frozenset()
     allowed: bytes | None = None
 
@@ -25,7 +27,40 @@ class Draw(msgspec.Struct, frozen=True):
         return bool(self.params.bias or self.banned or self.counts is not None or self.allowed is not None)
 
 
-def draw_of(row: ScheduledSequence, params: SampleParams) -> Draw:
-    """The draw of the token that follows `row`."""
-    position = row.start + len(row.tokens)
-    return Draw(row.key, params, position, row.counts, row.banned, row.allowed)
+def draws_of(row: ScheduledSequence) -> list[Draw]:
+    """The draws of the tokens that follow `row` but for its drafts, and each of these."""
+    if row.sample is None:
+        return []
+    first = row.start + row.num_given
+    return [
+        Draw(
+            row.key,
+            row.sample,
+            first + place,
+            None if row.counts is None else row.counts.after(row.drafts[:place]),
+            row.banned if place < row.num_banned else frozenset(),
+            row.allowed,
+        )
+        for place in range(row.num_draws)
+    ]
+
+
+def accept(row: ScheduledSequence, drawn: Sequence[RowResult]) -> RowResult:
+    """What a row gives: what was drawn up to the first that is another token than the draft in its place.
+
+    A draw depends on the tokens before it, its parameters and its position alone. So each that is given is
+    what a step without drafts would have drawn there, whatever the sampler, and whoever guessed. One that
+    failed is not given: a step of its own is to say so, unless it is the first.
+    """
+    num_given = 0
+    for result, draft in zip(drawn, (*row.drafts, None), strict=True):
+        if result.failed:
+            break
+        num_given += 1
+        if result.tokens != [draft]:
+            break
+    if num_given <= 1:
+        return drawn[0]
+    given = drawn[:num_given]
+    tokens = [token for result in given for token in result.tokens]
+    return RowResult(row.key, tokens, b"".join(result.logprobs for result in given))

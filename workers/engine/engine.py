@@ -8,7 +8,7 @@ the only caller of `step_once` and `wait_work`, or who takes the two halves of a
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 
 from proto.errors import (
@@ -30,19 +30,30 @@ from workers.engine.hash_chain import HashChain
 from workers.engine.rates import Rates
 from workers.engine.runner import Runner
 from workers.engine.sequence import SequenceKv, SequenceSpec
+from workers.engine.speculation import Drafting, Speculation
 from workers.engine.step import EngineListener, SequenceProgress, StepOutput, StepPlan
 
 
 class Engine:
-    """See the module. `context_tokens` is what the model and the pool allow a sequence, prompt and answer."""
+    """See the module. `context_tokens` is what the model and the pool allow a sequence, prompt and answer.
 
-    def __init__(self, runner: Runner, settings: EngineSettings, listener: EngineListener) -> None:
+    Args: `drafting`: who guesses tokens that come next, so that a step may give several; None: nobody.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        settings: EngineSettings,
+        listener: EngineListener,
+        drafting: Drafting | None = None,
+    ) -> None:
         check_geometry(runner, settings)
         self.settings = settings
         self.rates = Rates()
         self._listener = listener
         self._computation = Computation(runner, settings, listener, self.rates)
-        self._books = Books(settings, self.rates)
+        speculation = None if drafting is None else Speculation(drafting, self.rates)
+        self._books = Books(settings, self.rates, speculation)
         self.context_tokens = self._books.context_tokens
         self._changed = threading.Condition(threading.Lock())
         self._change_listeners: list[Callable[[], None]] = []
@@ -154,6 +165,16 @@ class Engine:
             self._wake()
             return is_asked
 
+    def freeze_computed(self, sequences: Iterable[str]) -> list[str]:
+        """As `freeze`, between the same two steps: those of `sequences` that are computed or wait for it.
+
+        They are the answer. The others, which await their KV, would gain nothing by standing still.
+        """
+        with self._changed:
+            asked = [sequence for sequence in sequences if self._books.freeze_computed(sequence)]
+            self._wake()
+            return asked
+
     def thaw(self, sequence: str) -> bool:
         """A frozen sequence goes on where it stands, one not frozen yet is not. False when it was not."""
         with self._changed:
@@ -233,7 +254,7 @@ class Engine:
         """Computes what was planned and takes it in; it has taken the time since `begin_step`.
 
         Raises:
-            InternalFault: it was the last of too many steps in a row that failed.
+            InternalFault: it was the last of too many steps in a row that failed, or the runner has ended.
         """
         take_in = self._computation.run(plan)
         with self._changed:

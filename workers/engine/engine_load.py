@@ -12,8 +12,10 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
     Units: `waiting_tokens` tokens that wait to be prefilled here (not those of awaiting sequences, whose KV
     comes from elsewhere), `job_tokens` those of them that are for another worker; `prefill_rate` tokens a
-    second and `decode_step_s` seconds, 0 until measured. `num_steps`, `computed_tokens` (each that went
-    through the model), `num_preemptions`, `hit_tokens` and `prompt_tokens` count since the start.
+    second and `decode_step_s` seconds from token to token, 0 until measured. `num_steps`, `computed_tokens`
+    (each that went through the model), `drafted_tokens` (those of them that were guesses) and
+    `accepted_tokens` (guesses that were right), `num_preemptions`, `hit_tokens` and `prompt_tokens` count
+    since the start.
     """
 
     num_running: int
@@ -34,4 +36,6 @@ class EngineLoad(msgspec.Struct, frozen=True):
     prompt_tokens: int
     num_steps: int
     computed_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     num_preemptions: int

@@ -1,12 +1,12 @@
 """The thread that an engine computes in: from the entry of the context to its exit, or to its own fault."""
 
 import logging
-import os
 import threading
 from types import TracebackType
 from typing import Self
 
 from proto.errors import InternalFault, KvmeshError
+from services.niceness import yield_to_others
 from workers.engine.engine import Engine
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,7 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        if self._niceness:
-            self._yield()
+        yield_to_others(self._niceness)
         try:
             while not self._engine.is_stopping:
                 if not self._engine.step_once():
@@ -63,10 +62,3 @@ class EngineThread:
         except Exception as error:
             log.exception("the engine ends")
             self._engine.end(InternalFault(reason=f"the engine thread died of {type(error).__name__}"))
-
-    def _yield(self) -> None:
-        """This thread alone, and those that it starts: Linux counts them apart, and others refuse."""
-        try:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
-        except OSError as error:
-            log.info("the computing yields to nobody", extra={"reason": str(error)})

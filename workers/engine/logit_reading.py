@@ -6,7 +6,7 @@ from itertools import chain, islice
 import msgspec
 import torch
 
-from workers.engine.draw import draw_of
+from workers.engine.draw import accept, draws_of
 from workers.engine.logprob_records import make_records
 from workers.engine.runner import RowResult, ScheduledSequence
 from workers.engine.sampler import sample
@@ -21,28 +21,35 @@ def read_logits(logits_BV: torch.Tensor, rows: Sequence[ScheduledSequence]) -> l
     """
     wanting = [row for row in rows if row.num_logits]
     scored = [row for row in wanting if row.scores is not None and row.scores.targets]
-    draws = [draw_of(row, row.sample) for row in wanting if row.sample is not None]
     if not scored:
-        return sample(logits_BV, draws) if draws else []
+        return _draw(logits_BV, wanting)
     scored_places, drawn_places = _places(wanting)
     by_key = {result.key: result for result in _score(logits_BV[scored_places], scored)}
-    drawn = sample(logits_BV[drawn_places], draws) if draws else []
-    for result in drawn:
+    for result in _draw(logits_BV[drawn_places], wanting):
         by_key[result.key] = _join(by_key.get(result.key), result)
     return [by_key[row.key] for row in wanting]
 
 
 def _places(rows: Sequence[ScheduledSequence]) -> tuple[list[int], list[int]]:
-    """Which logits are scored, and which are drawn from: the last of a row that samples."""
+    """Which logits are scored, and which are drawn from: the last ones of a row that samples."""
     scored: list[int] = []
     drawn: list[int] = []
     end = 0
     for row in rows:
         first, end = end, end + row.num_logits
-        num_drawn = int(row.sample is not None)
-        scored += range(first, end - num_drawn)
-        drawn += range(end - num_drawn, end)
+        scored += range(first, end - row.num_draws)
+        drawn += range(end - row.num_draws, end)
     return scored, drawn
+
+
+def _draw(logits_DV: torch.Tensor, rows: Sequence[ScheduledSequence]) -> list[RowResult]:
+    """
+    Args: `logits_DV`: for each of `rows` as many as its draws.
+    """
+    drawing = [row for row in rows if row.num_draws]
+    draws = [draw for row in drawing for draw in draws_of(row)]
+    drawn = iter(sample(logits_DV, draws) if draws else [])
+    return [accept(row, list(islice(drawn, row.num_draws))) for row in drawing]
 
 
 @torch.inference_mode()

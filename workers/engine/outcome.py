@@ -14,12 +14,14 @@ STEP_FAILED = to_fault(InternalFault(reason="the step failed"))
 
 class Outcome(msgspec.Struct, eq=False):
     """What to tell the listener, which sequences have ended, which PREFILLs are complete, and how many tokens
-    were computed."""
+    were computed; of these `num_drafts` were guesses, and `num_accepted` of them right."""
 
     events: list[SequenceProgress] = []
     ended: list[Sequence] = []
     complete: list[Sequence] = []
     computed_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 def take_in(results: list[RowResult], plan: StepPlan, ledger: BlockLedger) -> Outcome:
@@ -31,14 +33,13 @@ def take_in(results: list[RowResult], plan: StepPlan, ledger: BlockLedger) -> Ou
     by_key = {result.key: result for result in results}
     for row, sequence in zip(plan.rows, plan.sequences, strict=True):
         sequence.is_in_step = False
-        sequence.num_computed += len(row.tokens)
+        sequence.num_computed += row.num_given
         outcome.computed_tokens += len(row.tokens)
         result = by_key.get(row.key)
         if result is not None and result.failed:
             ledger.disown(sequence)
             _end(sequence, SequenceProgress(sequence.name, fault=_cause(sequence)), outcome)
             continue
-        ledger.store(sequence)
         if sequence.is_cancelled:
             outcome.ended.append(sequence)
         elif result is not None:
@@ -46,7 +47,19 @@ def take_in(results: list[RowResult], plan: StepPlan, ledger: BlockLedger) -> Ou
         elif sequence.is_complete:
             outcome.complete.append(sequence)
             outcome.events.append(SequenceProgress(sequence.name, is_held=True))
+        _settle_blocks(sequence, row, ledger)
     return outcome
+
+
+def _settle_blocks(sequence: Sequence, row: ScheduledSequence, ledger: BlockLedger) -> None:
+    """Its blocks up to the last computed token are its own, those that are full everybody's.
+
+    What lies beyond is the KV of drafts that were wrong: no hash is ever of it, and the next step writes
+    there.
+    """
+    ledger.store(sequence)
+    if row.num_drafts:
+        ledger.trim(sequence)
 
 
 def _cause(sequence: Sequence) -> Fault:
@@ -55,14 +68,16 @@ def _cause(sequence: Sequence) -> Fault:
     return NOT_FINITE if grammar is None else grammar.fault or NOT_FINITE
 
 
-def abandon(plan: StepPlan, _: BlockLedger) -> Outcome:
+def abandon(plan: StepPlan, ledger: BlockLedger) -> Outcome:
     """The outcome of a step that was left in its midst: its sequences stand where they stood before it.
 
     Mutates: the sequences of `plan`.
     """
     outcome = _outcome_of_held(plan)
-    for sequence in plan.sequences:
+    for row, sequence in zip(plan.rows, plan.sequences, strict=True):
         sequence.is_in_step = False
+        if row.num_drafts:
+            ledger.trim(sequence)
         if sequence.is_cancelled:
             outcome.ended.append(sequence)
     return outcome
@@ -90,6 +105,7 @@ def _take_result(sequence: Sequence, row: ScheduledSequence, result: RowResult, 
     while finish is None and num_taken < len(result.tokens):
         finish = sequence.append(result.tokens[num_taken])
         num_taken += 1
+    _note_drafts(sequence, row, num_taken - 1, outcome)
     progress = SequenceProgress(
         sequence.name,
         result.tokens[:num_taken],
@@ -101,6 +117,15 @@ def _take_result(sequence: Sequence, row: ScheduledSequence, result: RowResult, 
         outcome.events.append(progress)
     else:
         _end(sequence, progress, outcome)
+
+
+def _note_drafts(sequence: Sequence, row: ScheduledSequence, num_accepted: int, outcome: Outcome) -> None:
+    """So many of the row's drafts are now tokens of the sequence, and their KV is computed."""
+    sequence.num_computed += num_accepted
+    outcome.num_drafts += row.num_drafts
+    outcome.num_accepted += num_accepted
+    if sequence.guesses is not None:
+        sequence.guesses.note(row.num_drafts, num_accepted)
 
 
 def _end(sequence: Sequence, progress: SequenceProgress, outcome: Outcome) -> None:

@@ -6,10 +6,12 @@ from typing import Protocol
 
 import msgspec
 
+from proto.layout import PoolLayout
 from workers.engine.token_counts import TokenCounts
 
-OnLayers = Callable[[int, int], None]
-"""Called as `on_layers(first_layer, num_layers)`: the KV of this step for these layers is in the pool."""
+OnLayers = Callable[[int, int, int], None]
+"""Called as `on_layers(rank, first_layer, num_layers)`: the KV of this step for these layers, as the model
+numbers them, is in the pool of this rank."""
 
 
 IsWanted = Callable[[], bool]
@@ -22,6 +24,10 @@ def always_wanted() -> bool:
 
 class StepAbandoned(Exception):
     """Raised by `Runner.run`: nobody wanted the step any more. What it wrote to the pool means nothing."""
+
+
+class RunnerEnded(Exception):
+    """Raised by `Runner.run`: it can compute nothing any more. Its engine ends, with all that it serves."""
 
 
 class SampleParams(msgspec.Struct, frozen=True):
@@ -72,10 +78,14 @@ class ScheduledSequence(msgspec.Struct):
     table, long enough for `start + len(tokens)` tokens. `sample` is None when no token is wanted: a chunk in
     the middle of a prompt, or a job that only fills KV. `key` comes back in `RowResult`.
 
+    The last `num_drafts` of `tokens` are guesses at what comes after the others: a token is drawn after the
+    others and after each guess, as if the guesses before were the sequence's own, and given as far as they
+    were. A row whose tokens are scored has no drafts, nor has one without `sample`.
+
     What else a draw heeds: `counts` of the tokens so far, when `sample` penalises; `banned` tokens, which
-    must not come yet; `allowed`, a bit for each token that may come (token t: bit t % 32 of the little-endian
-    32-bit word t // 32; all that lies beyond its end may not). A ban that leaves nothing of what is allowed
-    does not hold.
+    must not be among the first `num_banned` that are drawn; `allowed`, a bit for each token that may come
+    (token t: bit t % 32 of the little-endian 32-bit word t // 32; all that lies beyond its end may not), with
+    which there are no drafts. A ban that leaves nothing of what is allowed does not hold.
     """
 
     tokens: list[int]
@@ -87,12 +97,27 @@ class ScheduledSequence(msgspec.Struct):
     counts: TokenCounts | None = None
     banned: frozenset[int] = frozenset()
     allowed: bytes | None = None
+    num_drafts: int = 0
+    num_banned: int = 1
+
+    @property
+    def num_draws(self) -> int:
+        return 0 if self.sample is None else 1 + self.num_drafts
 
     @property
     def num_logits(self) -> int:
-        """Its last so many tokens' logits are needed: those that are scored, and the one that is sampled."""
+        """Its last so many tokens' logits are needed: those to be scored, and those to be drawn from."""
         num_scored = len(self.scores.targets) if self.scores is not None else 0
-        return num_scored + (self.sample is not None)
+        return num_scored + self.num_draws
+
+    @property
+    def num_given(self) -> int:
+        """How many of its tokens are the sequence's own: all but the drafts."""
+        return len(self.tokens) - self.num_drafts
+
+    @property
+    def drafts(self) -> list[int]:
+        return self.tokens[self.num_given :]
 
 
 class StepBatch(msgspec.Struct):
@@ -112,8 +137,9 @@ class StepBatch(msgspec.Struct):
 class RowResult(msgspec.Struct, frozen=True):
     """What the row with this key gave.
 
-    `tokens` follow its last one; none when none was wanted. `logprobs` are their records and
-    `prompt_logprobs` those of the scored targets, both packed (`proto.logprobs`), where they were asked for.
+    `tokens` follow its last one that is no draft; none when none was wanted, and each but the last is the
+    draft in its place. `logprobs` are their records and `prompt_logprobs` those of the scored targets, both
+    packed (`proto.logprobs`), where they were asked for.
     `failed`: the row's logits were not finite, so the rest means nothing; the other rows are sound.
     """
 
@@ -125,33 +151,28 @@ class RowResult(msgspec.Struct, frozen=True):
 
 
 class Runner(Protocol):
-    """Computes steps over a pool of KV blocks that it owns. Called from one thread.
+    """Computes steps over pools of KV blocks that it owns. Called from one thread.
 
-    The pool is one block-major region of `pool_bytes` bytes at `pool_address` on `pool_device` (`cpu`,
-    `cuda:0`): `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`, `itemsize` bytes an element,
-    named by `dtype` (`float32`, `bfloat16`, `float16`). It stays where it is for the runner's life.
+    `pools` are those of its ranks, in their order; the first is of this process. They have all `num_blocks`
+    blocks, which mean the same tokens in each, and stay where they are for the runner's life.
     """
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    itemsize: int
     dtype: str
     block_size: int
     num_blocks: int
-    pool_address: int
-    pool_bytes: int
-    pool_device: str
+    pools: tuple[PoolLayout, ...]
 
     def run(
         self, batch: StepBatch, on_layers: OnLayers | None, is_wanted: IsWanted = always_wanted
     ) -> list[RowResult]:
         """Computes one step: a result for each row that wants a token or scores, in the order of the rows.
 
-        Mutates: the pool, at the places of this step's tokens and nowhere else. `on_layers` is called in
-        rising order, from this call, until every layer was named once; what it raises ends the step.
+        Mutates: the pools, at the places of this step's tokens and nowhere else. `on_layers` is called until
+        every layer of every rank was named once, those of one rank in rising order; by the return it was, by
+        one thread at a time. What it raises ends the step.
 
         Raises:
             StepAbandoned: `is_wanted`, asked between two layers, said no. Who cannot stop there need not ask.
+            RunnerEnded: neither this step nor another will ever be computed.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which tokens the next step computes: decodes, then prefills, then whom it lets in; and who must yield.
+"""Which tokens the next step computes: decodes, prefills, whom it lets in, drafts; and who must yield.
 
 Continuous batching with chunked prefill. All sequences that wait or run are ranked by (priority, arrival).
 Memory decides in the order of rank: whoever lacks a block takes those of the lowest ranked below it, which
@@ -11,6 +11,7 @@ from bisect import insort
 from workers.engine.block_ledger import BlockLedger
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.sequence import Sequence, SequenceKind, SequenceState
+from workers.engine.speculation import Speculation
 from workers.engine.step import StepPlan
 
 MAX_SCORED_TOKENS = 128
@@ -26,11 +27,17 @@ def _admission_rank(sequence: Sequence) -> tuple[int, bool, int]:
 
 
 class Scheduler:
-    """The sequences that wait and those that run. `running` is in order of rank, `waiting` of admission."""
+    """The sequences that wait and those that run. `running` is in order of rank, `waiting` of admission.
 
-    def __init__(self, settings: EngineSettings, ledger: BlockLedger) -> None:
+    Without `speculation` there are no drafts.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, ledger: BlockLedger, speculation: Speculation | None
+    ) -> None:
         self._settings = settings
         self._ledger = ledger
+        self._speculation = speculation
         self._watermark_blocks = int(settings.watermark_share * settings.num_blocks)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -82,6 +89,8 @@ class Scheduler:
         self._admit(plan)
         if plan.is_empty and self.waiting:
             self._admit_by_force(plan)
+        if self._speculation is not None and plan.num_decodes:
+            self._add_drafts(plan, self._speculation)
         return plan
 
     def _plan_decodes(self, plan: StepPlan) -> None:
@@ -99,14 +108,19 @@ class Scheduler:
                 self._add_chunk(sequence, plan)
 
     def _admit(self, plan: StepPlan) -> None:
-        while self.waiting and len(self.running) < self._settings.max_sequences:
-            sequence = self.waiting[0]
+        """In order; but who waits for its turn to be scored, of which few are at once, holds nobody back."""
+        place = 0
+        while place < len(self.waiting) and len(self.running) < self._settings.max_sequences:
+            sequence = self.waiting[place]
             claim = self._ledger.find_claim(sequence)
             cost = self._ledger.admission_cost(sequence, claim)
             if cost and not self.can_spare(cost):
                 return
-            if not self._begin(sequence, claim, plan):
+            if self._begin(sequence, claim, plan):
+                continue
+            if not sequence.wants_scores:
                 return
+            place += 1
 
     def _admit_by_force(self, plan: StepPlan) -> None:
         """Nothing runs: the highest ranked of the waiting takes what it needs from all below it."""
@@ -152,6 +166,17 @@ class Scheduler:
         if pending <= budget:
             return pending
         return max(0, (start + budget) // block_size * block_size - start)
+
+    def _add_drafts(self, plan: StepPlan, speculation: Speculation) -> None:
+        """They get what is left: of the step's tokens, and of blocks that nobody else needs soon."""
+        room = self._settings.most_tokens(plan.num_decodes) - plan.num_tokens
+        for place, drafts in speculation.draft(plan, room):
+            sequence = plan.sequences[place]
+            end = sequence.num_computed + 1 + len(drafts)
+            if not self.can_spare(self._ledger.blocks_for(end) - len(sequence.blocks)):
+                end = min(end, len(sequence.blocks) * self._settings.block_size)
+            self._ledger.grow(sequence, end)
+            plan.draft(place, drafts[: end - sequence.num_computed - 1])
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Whether the next token has a place; takes a block from lower ranked sequences if need be."""

@@ -17,6 +17,7 @@ import msgspec
 
 from proto.logprobs import record_bytes
 from workers.engine.grammar_state import GrammarState
+from workers.engine.guesses import Guesses
 from workers.engine.hash_chain import HashChain
 from workers.engine.runner import SampleParams
 from workers.engine.token_counts import TokenCounts
@@ -109,6 +110,7 @@ class Sequence(msgspec.Struct, eq=False):
     is_preempted: bool = False
     prompt_logprobs: bytes = b""
     token_counts: TokenCounts | None = None
+    guesses: Guesses | None = None
 
     @property
     def name(self) -> str:
@@ -142,10 +144,14 @@ class Sequence(msgspec.Struct, eq=False):
         return len(self.prompt_logprobs) // record_bytes(self.spec.prompt_logprobs or 0)
 
     @property
+    def num_banned(self) -> int:
+        """So many tokens must come before an end."""
+        return max(0, self.spec.num_prompt + self.spec.min_tokens - len(self.tokens))
+
+    @property
     def banned(self) -> frozenset[int]:
         """Tokens that must not come next."""
-        is_free = len(self.tokens) >= self.spec.num_prompt + self.spec.min_tokens
-        return frozenset() if is_free else self.spec.stop_tokens
+        return self.spec.stop_tokens if self.num_banned else frozenset()
 
     @property
     def admission_rank(self) -> tuple[int, bool, int]:

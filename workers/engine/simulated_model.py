@@ -3,6 +3,7 @@
 ```
  step = ( step_s
         + for each sequence that decodes:  sequence_s + context_token_s * its tokens
+                                           + prefill_token_s * its drafts
         + for each token of a prompt:      prefill_token_s * (1 + its position / prefill_doubling_tokens)
         ) * slowness / speed_up * (1 ± jitter)
 ```
@@ -17,8 +18,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from proto.layout import PoolLayout
 from proto.logprobs import TokenLogprobs, pack_logprobs
-from workers.engine.runner import RowResult, ScheduledSequence
+from workers.engine.draw import accept
+from workers.engine.runner import RowResult, SampleParams, ScheduledSequence
 
 
 class SimulatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +54,26 @@ class SimulatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head_dim: Annotated[int, Meta(ge=1, description="Numbers a head, of four bytes each.")] = 8
 
 
+DTYPE = "float32"
+_ITEM_BYTES = 4
+
 WITHOUT_TIME = SimulatedModel(step_s=0.0, sequence_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
+
+
+def simulated_pool(model: SimulatedModel, num_blocks: int, block_size: int, address: int = 0) -> PoolLayout:
+    """The pool of a worker that simulates `model`: of one rank, in this process."""
+    return PoolLayout(
+        address=address,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        first_layer=0,
+        num_layers=model.num_layers,
+        first_head=0,
+        num_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=DTYPE,
+        item_bytes=_ITEM_BYTES,
+    )
 
 
 class SimulatedTime:
@@ -74,8 +96,12 @@ class SimulatedTime:
 
     def _row_s(self, row: ScheduledSequence) -> float:
         model, num_tokens = self._model, len(row.tokens)
-        if num_tokens == 1:
-            return model.sequence_s + model.context_token_s * (row.start + 1)
+        if row.num_given == 1:
+            return (
+                model.sequence_s
+                + model.context_token_s * (row.start + 1)
+                + model.prefill_token_s * row.num_drafts
+            )
         prefill_s = model.prefill_token_s * num_tokens
         if model.prefill_doubling_tokens:
             prefill_s *= 1.0 + (row.start + num_tokens / 2) / model.prefill_doubling_tokens
@@ -93,20 +119,23 @@ def answer(model: SimulatedModel, rows: Sequence[ScheduledSequence]) -> list[Row
 
 
 def _answer_row(model: SimulatedModel, row: ScheduledSequence) -> RowResult:
-    tokens = [] if row.sample is None else [_sample(model, row)]
-    logprobs = b""
-    if row.sample is not None and row.sample.logprobs is not None:
-        logprobs = _records(tokens, row.sample.logprobs)
     scores = row.scores
     prompt_logprobs = b"" if scores is None else _records(scores.targets, scores.num_best)
-    return RowResult(row.key, tokens, logprobs, prompt_logprobs)
+    if row.sample is None:
+        return RowResult(row.key, prompt_logprobs=prompt_logprobs)
+    drawn = accept(row, [_draw(model, row, place, row.sample) for place in range(row.num_draws)])
+    return RowResult(row.key, drawn.tokens, drawn.logprobs, prompt_logprobs)
 
 
-def _sample(model: SimulatedModel, row: ScheduledSequence) -> int:
+def _draw(model: SimulatedModel, row: ScheduledSequence, place: int, params: SampleParams) -> RowResult:
+    """The token after the first `place` drafts."""
+    end = row.num_given + place
     first, count = model.first_token, model.num_tokens
-    number = _mix(row.tokens[-1], row.start + len(row.tokens))
+    number = _mix(row.tokens[end - 1], row.start + end)
+    banned = row.banned if place < row.num_banned else frozenset()
     tokens = (first + (number + step) % count for step in range(count))
-    return next((token for token in tokens if token not in row.banned), first + number % count)
+    token = next((each for each in tokens if each not in banned), first + number % count)
+    return RowResult(row.key, [token], b"" if params.logprobs is None else _records([token], params.logprobs))
 
 
 def _records(tokens: Sequence[int], num_best: int) -> bytes:

@@ -5,6 +5,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from proto.errors import Fault
+from proto.layout import LayerRange
 from workers.engine.runner import PromptScores, ScheduledSequence
 from workers.engine.sequence import Sequence, SequenceKind
 
@@ -13,14 +14,16 @@ class StepPlan(msgspec.Struct, eq=False):
     """`rows[i]` is the work of `sequences[i]`, with `i` as its key. `held` became complete without any work.
 
     `is_wanted` turns False when nothing of it is: all its sequences are cancelled, or to be frozen.
-    Units: `num_tokens` tokens in all rows, `prefill_tokens` in those of more than one, `scored_tokens` in
-    those whose tokens' own log-probabilities are wanted.
+    Units: `num_tokens` tokens in all rows, `num_drafts` those of them that are guesses, `prefill_tokens` in
+    rows of more than one beside these, `scored_tokens` in those whose tokens' own log-probabilities are
+    wanted.
     """
 
     rows: list[ScheduledSequence] = []
     sequences: list[Sequence] = []
     held: list[Sequence] = []
     num_tokens: int = 0
+    num_drafts: int = 0
     prefill_tokens: int = 0
     scored_tokens: int = 0
     is_wanted: bool = True
@@ -31,8 +34,8 @@ class StepPlan(msgspec.Struct, eq=False):
 
     @property
     def num_decodes(self) -> int:
-        """Rows of one token."""
-        return self.num_tokens - self.prefill_tokens
+        """Rows of one token, and of drafts."""
+        return self.num_tokens - self.num_drafts - self.prefill_tokens
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         """A row for the next `num_tokens` tokens; it samples when they are the last of a GENERATE."""
@@ -45,6 +48,7 @@ class StepPlan(msgspec.Struct, eq=False):
             row.sample = sequence.spec.sample
             row.counts = sequence.count_tokens()
             row.banned = sequence.banned
+            row.num_banned = sequence.num_banned
         self.rows.append(row)
         self.sequences.append(sequence)
         sequence.is_in_step = True
@@ -52,6 +56,14 @@ class StepPlan(msgspec.Struct, eq=False):
         self.scored_tokens += num_tokens if row.scores is not None else 0
         if num_tokens > 1:
             self.prefill_tokens += num_tokens
+
+    def draft(self, place: int, drafts: list[int]) -> None:
+        """Lets row `place` go on with guesses; its sequence has blocks for them."""
+        row = self.rows[place]
+        row.tokens += drafts
+        row.num_drafts = len(drafts)
+        self.num_tokens += len(drafts)
+        self.num_drafts += len(drafts)
 
 
 def _scores(sequence: Sequence, end: int) -> PromptScores | None:
@@ -99,11 +111,11 @@ class EngineListener(Protocol):
         ...
 
     def on_layers(
-        self, sequence: str, start: int, end: int, blocks: list[int], *, first_layer: int, num_layers: int
+        self, sequence: str, start: int, end: int, blocks: list[int], rank: int, layers: LayerRange
     ) -> None:
         """For rows of a PREFILL, in mid-step: the KV of tokens `start` to `end` (not included) is there.
 
-        `blocks` cover those tokens, for layers `first_layer` to `first_layer + num_layers`. They stay the
+        `blocks` cover those tokens, and `layers` of them are in the pool of `rank`. The blocks stay the
         sequence's until it is released, cancelled or preempted; what is read from them later is not its KV.
         A preempted PREFILL begins again at what is cached by then, so a range may come twice: it is the last
         write of it that counts, and the listener keeps them in order.

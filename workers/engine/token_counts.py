@@ -5,6 +5,15 @@ It is a function of the tokens alone, so nothing of it travels, and whoever has 
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Distinct tokens, int64, and how often each was generated, float32, side by side."""
+
+    tokens: "array[int]"
+    counts: "array[float]"
 
 
 class TokenCounts:
@@ -26,6 +35,22 @@ class TokenCounts:
         for token in tokens[self._num_counted :]:
             self.counts[self._place_of(token)] += 1.0
         self._num_counted = len(tokens)
+
+    def after(self, more: Sequence[int]) -> Counted:
+        """As it would be if `more` had been generated, too."""
+        if not more:
+            return Counted(self.tokens, self.counts)
+        found = Counted(self.tokens[:], self.counts[:])
+        new: dict[int, int] = {}
+        for token in more:
+            place = self._places.get(token)
+            if place is None:
+                place = new.setdefault(token, len(found.tokens))
+            if place == len(found.tokens):
+                found.tokens.append(token)
+                found.counts.append(0.0)
+            found.counts[place] += 1.0
+        return found
 
     def _place_of(self, token: int) -> int:
         place = self._places.setdefault(token, len(self.tokens))

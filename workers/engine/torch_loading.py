@@ -1,26 +1,89 @@
-"""How a torch runner comes to be: device, weights, and the memory that its pool lies in."""
+"""How a torch runner comes to be: device, weights, and how large its pool may be."""
 
 import logging
-import mmap
-from contextlib import suppress
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
 
 from proto.errors import InvalidSetting
+from proto.layout import PoolLayout
 from workers.engine.host_memory import HostMemory, read_host_memory
+from workers.engine.paged_decoder import Forward, PagedDecoder
+from workers.engine.pool_tensor import allocate_pool, describe_pool, too_large
 from workers.engine.torch_runner import TorchRunner
-from workers.engine.torch_settings import TorchPlan, TorchSettings
+from workers.engine.torch_settings import PoolSize, TorchPlan, TorchSettings
 from workers.model.config import ModelConfig, read_config
 from workers.model.decoder import Decoder
 from workers.model.dtypes import choose_dtype, dtype_name
 from workers.model.int8_projection import choose_quantize
-from workers.model.weights import load_weights
+from workers.model.share import Share, whole_of
+from workers.model.weights import Weights, load_weights
 
 log = logging.getLogger(__name__)
 
-_PAGE_BYTES = 2 * 2**20
+
+class RankMemory(NamedTuple):
+    """What a rank needs of its device for each block, and what there is with the weights in place."""
+
+    device: str
+    block_bytes: int
+    memory: HostMemory
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedShare:
+    """A share of a model on its device. `config` is narrowed to it."""
+
+    config: ModelConfig
+    share: Share
+    weights: Weights
+    device: torch.device
+    dtype: torch.dtype
+    settings: TorchSettings
+
+    @property
+    def layer_bytes(self) -> int:
+        """Of one layer in one block."""
+        sizes = self.config.num_kv_heads * self.settings.block_size * self.config.head_dim
+        return 2 * sizes * self.dtype.itemsize
+
+    def measure(self) -> RankMemory:
+        memory = _read_memory(self.device)
+        log.info("the weights are loaded", extra={"device": str(self.device), **memory._asdict()})
+        return RankMemory(str(self.device), self.config.num_layers * self.layer_bytes, memory)
+
+    def allocate(self, num_blocks: int) -> torch.Tensor:
+        """
+        Raises:
+            InvalidSetting: there is no memory for so many.
+        """
+        return allocate_pool(self.config, num_blocks, self.settings.block_size, self.device, self.dtype)
+
+    def describe(self, pool_NLKGPD: torch.Tensor) -> PoolLayout:
+        return describe_pool(pool_NLKGPD, self.share.layers.first, self.share.kv_heads.first)
+
+    def page(self, decoder: Forward, pool_NLKGPD: torch.Tensor) -> PagedDecoder:
+        """`decoder`, which computes with these weights, over the pool."""
+        layout = self.describe(pool_NLKGPD)
+        per_push = min(self.config.num_layers, -(-self.settings.push_kib * 1024 // self.layer_bytes))
+        self._say_plan(layout.num_blocks, layout.pool_bytes, per_push)
+        return PagedDecoder(decoder, pool_NLKGPD, layout, per_push)
+
+    def _say_plan(self, num_blocks: int, pool_bytes: int, layers_per_push: int) -> None:
+        plan = TorchPlan(
+            device=str(self.device),
+            dtype=dtype_name(self.dtype),
+            weights=self.settings.weights,
+            num_threads=self.settings.num_threads,
+            num_blocks=num_blocks,
+            pool_bytes=pool_bytes,
+            layers_per_push=layers_per_push,
+        )
+        log.info("the runner is settled", extra=msgspec.structs.asdict(plan))
 
 
 def load_torch_runner(folder: Path, settings: TorchSettings) -> TorchRunner:
@@ -28,69 +91,50 @@ def load_torch_runner(folder: Path, settings: TorchSettings) -> TorchRunner:
 
     Raises: InvalidSetting for a model, device, dtype or size that cannot be used.
     """
-    torch.set_num_threads(settings.num_threads)
-    device = _find_device(settings.device)
     config = read_config(folder)
-    dtype = choose_dtype(settings.dtype, config.dtype, device)
-    quantize = choose_quantize(settings.weights, device)
-    decoder = Decoder(config, load_weights(folder, config, device, dtype, quantize))
-    plan = _plan(settings, config, device, dtype)
-    log.info("the runner is settled", extra=msgspec.structs.asdict(plan))
-    pool_NLKGPD = allocate_pool(config, plan.num_blocks, settings.block_size, device, dtype)
-    runner = TorchRunner(decoder, pool_NLKGPD, plan.layers_per_push)
+    loaded = load_share(folder, config, whole_of(config), settings)
+    num_blocks = plan_blocks(settings.pool, [loaded.measure()])
+    decoder = Decoder(loaded.config, loaded.weights)
+    runner = TorchRunner(loaded.page(decoder, loaded.allocate(num_blocks)))
     runner.warm_up()
     return runner
 
 
-def allocate_pool(
-    config: ModelConfig, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
-    """A zeroed pool that begins on a page, since memory is registered for transfer by pages.
-
-    Raises: InvalidSetting when there is no memory for it.
+def load_share(folder: Path, config: ModelConfig, share: Share, settings: TorchSettings) -> LoadedShare:
     """
-    shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim)
-    num_bytes = torch.Size(shape).numel() * dtype.itemsize
-    try:
-        memory = _allocate(num_bytes + _PAGE_BYTES, device)
-    except (OSError, OverflowError, RuntimeError) as error:
-        raise _too_large(num_bytes, str(error)) from error
-    start = -memory.data_ptr() % _PAGE_BYTES
-    return memory[start : start + num_bytes].view(dtype).view(shape)
+    Raises:
+        InvalidSetting: a model, device or dtype that cannot be used.
+    """
+    torch.set_num_threads(settings.num_threads)
+    device = _find_device(settings.device)
+    dtype = choose_dtype(settings.dtype, config.dtype, device)
+    quantize = choose_quantize(settings.weights, device)
+    weights = load_weights(folder, config, device, dtype, quantize, share)
+    return LoadedShare(share.narrow(config), share, weights, device, dtype, settings)
 
 
-def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """On a CPU in huge pages where the system has them: a copy to another process pins each page anew, which
-    at 4 KiB a page takes longer than the copying."""
-    if device.type != "cpu":
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
-        region.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(region, dtype=torch.uint8)
+def plan_blocks(pool: PoolSize, ranks: Sequence[RankMemory]) -> int:
+    """How many blocks the pool of each rank has: as many as the least device holds for all that are on it.
+
+    Raises:
+        InvalidSetting: more than there is memory for.
+    """
+    on_device: dict[str, list[RankMemory]] = {}
+    for rank in ranks:
+        on_device.setdefault(rank.device, []).append(rank)
+    needs = [_add_up(group) for group in on_device.values()]
+    num_blocks = min(pool.count_blocks(need.block_bytes, need.memory.free_bytes) for need in needs)
+    for need in needs:
+        pool_bytes, total_bytes = num_blocks * need.block_bytes, need.memory.total_bytes
+        if pool_bytes > total_bytes:  # the system would grant it, and kill us when it is used
+            raise too_large(pool_bytes, f"there are {total_bytes >> 20} MiB in all")
+    return num_blocks
 
 
-def _plan(
-    settings: TorchSettings, config: ModelConfig, device: torch.device, dtype: torch.dtype
-) -> TorchPlan:
-    memory = _read_memory(device)
-    layer_bytes = 2 * config.num_kv_heads * settings.block_size * config.head_dim * dtype.itemsize
-    block_bytes = config.num_layers * layer_bytes
-    num_blocks = settings.pool.count_blocks(block_bytes, memory.free_bytes)
-    if (
-        num_blocks * block_bytes > memory.total_bytes
-    ):  # the system would grant it, and kill us when it is used
-        raise _too_large(num_blocks * block_bytes, f"there are {memory.total_bytes >> 20} MiB in all")
-    return TorchPlan(
-        device=str(device),
-        dtype=dtype_name(dtype),
-        weights=settings.weights,
-        num_threads=settings.num_threads,
-        free_bytes=memory.free_bytes,
-        num_blocks=num_blocks,
-        pool_bytes=num_blocks * block_bytes,
-        layers_per_push=min(config.num_layers, -(-settings.push_kib * 1024 // layer_bytes)),
-    )
+def _add_up(ranks: list[RankMemory]) -> RankMemory:
+    """Of ranks on one device: who measured last saw the weights of all."""
+    last = min(ranks, key=lambda rank: rank.memory.free_bytes)
+    return last._replace(block_bytes=sum(rank.block_bytes for rank in ranks))
 
 
 def _read_memory(device: torch.device) -> HostMemory:
@@ -106,8 +150,3 @@ def _find_device(name: str) -> torch.device:
         return torch.empty(0, device=name).device  # the name alone does not show whether the device is there
     except (RuntimeError, AssertionError) as error:
         raise InvalidSetting(setting="device", reason=f"{name!r} cannot be used: {error}") from error
-
-
-def _too_large(pool_bytes: int, why: str) -> InvalidSetting:
-    reason = f"there is no memory for a pool of {pool_bytes >> 20} MiB: {why}"
-    return InvalidSetting(setting="worker.num_blocks", reason=reason)

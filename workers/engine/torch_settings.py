@@ -39,13 +39,12 @@ class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TorchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What they come to on this machine, settled once the weights are loaded."""
+    """What they come to for a rank on this machine, settled once the weights are loaded."""
 
     device: str
     dtype: str
     weights: str
     num_threads: int
-    free_bytes: int
     num_blocks: int
     pool_bytes: int
     layers_per_push: int

@@ -9,24 +9,9 @@ tokens_T     [ one token of each decoding sequence | chunk | chunk | ... ]
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import torch
 
-
-class Chunk(msgspec.Struct, frozen=True):
-    """Some tokens of one sequence, the first at position `start`; `blocks` is the sequence's block table.
-
-    The logits of its last `num_logits` tokens are wanted.
-    """
-
-    tokens: Sequence[int]
-    start: int
-    blocks: Sequence[int]
-    num_logits: int
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
+from workers.model.chunk import Chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from typing import Protocol
 
 import torch
-from torch.nn.functional import linear
 
 
 class Projection(Protocol):
@@ -14,13 +13,28 @@ class Projection(Protocol):
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor: ...
 
+    def add_to(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
+        """Adds the answer to `y_TO`.
+
+        Mutates: `y_TO`.
+        """
+        ...
+
 
 class FullProjection:
-    """The matrix as it is. `weight_OI` may be another's too: a tied head is the embedding."""
+    """The matrix as it is, its numbers in whatever order. `weight_IO` may be another's too: a tied head's is
+    the embedding's."""
 
-    def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
-        self.weight_OI = weight_OI
+    def __init__(self, weight_IO: torch.Tensor, bias_O: torch.Tensor | None) -> None:
         self.bias_O = bias_O
+        self.weight_IO = weight_IO
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
-        return linear(x_TI, self.weight_OI, self.bias_O)
+        if self.bias_O is None:
+            return torch.mm(x_TI, self.weight_IO)
+        return torch.addmm(self.bias_O, x_TI, self.weight_IO)
+
+    def add_to(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
+        y_TO.addmm_(x_TI, self.weight_IO)
+        if self.bias_O is not None:
+            y_TO.add_(self.bias_O)

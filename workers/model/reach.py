@@ -10,7 +10,8 @@ from itertools import accumulate
 import msgspec
 import torch
 
-from workers.model.batch import Chunk, ForwardBatch, integers
+from workers.model.batch import ForwardBatch, integers
+from workers.model.chunk import Chunk
 
 SHORT_CONTEXT = 256
 GROUP_SPREAD = 2
@@ -32,28 +33,50 @@ class Span:
     block_table_W: torch.Tensor
 
 
+class Visible(msgspec.Struct, frozen=True):
+    """The blocks that a chunk reads. Of their places, counted from the first, the first `hidden` lie before
+    the window, if there is one, and those from `context` on past the chunk's last token."""
+
+    blocks: list[int]
+    hidden: int
+    context: int
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """Sequences of one token, the first of them token `first` of the step, that see about as many tokens.
 
     They are answered together, padded to the longest, which costs each as much as that one: a group of its
-    own keeps a long sequence from slowing the short ones. A table shorter than W is padded with its own first
-    block, so that a sequence never reads another's KV. Of a table's places, the first `hidden_B` lie before
-    the window, if there is one, and those from `context_B` on past the sequence's last token. `stale_Y` are
-    the latter within its last block, counted through the places of all tables.
+    own keeps a long sequence from slowing the short ones.
     """
 
     first: int
-    block_table_BW: torch.Tensor
-    hidden_B: torch.Tensor | None
-    context_B: torch.Tensor
-    max_hidden: int
-    max_context: int
-    stale_Y: torch.Tensor
+    seen: list[Visible]
+    device: torch.device
 
     @property
     def end(self) -> int:
-        return self.first + len(self.context_B)
+        return self.first + len(self.seen)
+
+    @property
+    def width(self) -> int:
+        return max(len(seen.blocks) for seen in self.seen)
+
+    @property
+    def has_hidden(self) -> bool:
+        return any(seen.hidden for seen in self.seen)
+
+    def tables(self) -> torch.Tensor:
+        """`[B, W]`. A shorter table is padded with its own first block: no sequence reads another's KV."""
+        width = self.width
+        padded = [seen.blocks + seen.blocks[:1] * (width - len(seen.blocks)) for seen in self.seen]
+        return integers(padded, self.device)
+
+    def hidden(self) -> torch.Tensor:
+        return integers([seen.hidden for seen in self.seen], self.device)
+
+    def contexts(self) -> torch.Tensor:
+        return integers([seen.context for seen in self.seen], self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +85,6 @@ class Reach:
 
     decodes: list[DecodeGroup]
     spans: list[Span]
-
-
-class _Visible(msgspec.Struct, frozen=True):
-    """The blocks that a chunk reads; in places counted from their beginning, what of them it sees."""
-
-    blocks: list[int]
-    hidden: int
-    context: int
 
 
 def plan_reach(batch: ForwardBatch, window: int | None, most_gathered: int | None) -> Reach:
@@ -83,24 +98,24 @@ def plan_reach(batch: ForwardBatch, window: int | None, most_gathered: int | Non
     firsts = accumulate((len(group) for group in groups), initial=0)
     return Reach(
         decodes=[
-            _decode_group(group, first, window, batch)
+            DecodeGroup(first, group, batch.device)
             for group, first in zip(groups, firsts, strict=False)  # the last is where the spans begin
         ],
         spans=_spans(batch.chunks[num_decodes:], visible[num_decodes:], num_decodes, window, batch),
     )
 
 
-def _visible(chunk: Chunk, window: int | None, block_size: int) -> _Visible:
+def _visible(chunk: Chunk, window: int | None, block_size: int) -> Visible:
     first_place = 0 if window is None else max(0, chunk.start + 1 - window)
     first_block = first_place // block_size
     begin = first_block * block_size
     blocks = list(chunk.blocks[first_block : -(-chunk.end // block_size)])
-    return _Visible(blocks, first_place - begin, chunk.end - begin)
+    return Visible(blocks, first_place - begin, chunk.end - begin)
 
 
-def _group(decodes: list[_Visible], most_gathered: int | None) -> list[list[_Visible]]:
+def _group(decodes: list[Visible], most_gathered: int | None) -> list[list[Visible]]:
     """Each from one context length on to `GROUP_SPREAD` times that: so few groups, and so little padding."""
-    groups: list[list[_Visible]] = []
+    groups: list[list[Visible]] = []
     most_tokens = 0
     for seen in decodes:
         is_long = seen.context > most_tokens
@@ -112,7 +127,7 @@ def _group(decodes: list[_Visible], most_gathered: int | None) -> list[list[_Vis
 
 
 def _spans(
-    chunks: list[Chunk], visible: list[_Visible], first: int, window: int | None, batch: ForwardBatch
+    chunks: list[Chunk], visible: list[Visible], first: int, window: int | None, batch: ForwardBatch
 ) -> list[Span]:
     spans = []
     for chunk, seen in zip(chunks, visible, strict=True):
@@ -120,32 +135,3 @@ def _spans(
         spans.append(Span(first, len(chunk.tokens), seen.context, window, table_W))
         first += len(chunk.tokens)
     return spans
-
-
-def _decode_group(group: list[_Visible], first: int, window: int | None, batch: ForwardBatch) -> DecodeGroup:
-    width = max(len(seen.blocks) for seen in group)
-    padded = [seen.blocks + seen.blocks[:1] * (width - len(seen.blocks)) for seen in group]
-    contexts = [seen.context for seen in group]
-    hidden = [seen.hidden for seen in group]
-    return DecodeGroup(
-        first=first,
-        block_table_BW=integers(padded, batch.device),
-        hidden_B=None if window is None else integers(hidden, batch.device),
-        context_B=integers(contexts, batch.device),
-        max_hidden=max(hidden),
-        max_context=max(contexts),
-        stale_Y=integers(_stale_places(group, width, batch.block_size), batch.device),
-    )
-
-
-def _stale_places(group: list[_Visible], width: int, block_size: int) -> list[int]:
-    stale = []
-    for row, seen in enumerate(group):
-        last = (seen.context - 1) // block_size
-        filled = (seen.context - 1) % block_size + 1
-        copies = [last] if last else range(width)  # a single block is also what pads its table
-        first = row * width
-        stale += [
-            (first + copy) * block_size + place for copy in copies for place in range(filled, block_size)
-        ]
-    return stale

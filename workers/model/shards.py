@@ -4,6 +4,7 @@ Nothing here unpickles: a folder without safetensors is refused.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -27,6 +28,19 @@ class _Index(msgspec.Struct):
     """model.safetensors.index.json: which shard holds which tensor."""
 
     weight_map: dict[str, str]
+
+
+class Piece(NamedTuple):
+    """A tensor by its name, or the named rows and columns of it."""
+
+    name: str
+    rows: slice = slice(None)
+    columns: slice = slice(None)
+
+    def cut(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the piece of a tensor of this shape."""
+        cuts = (self.rows, self.columns)
+        return tuple(len(range(*cut.indices(size))) for cut, size in zip(cuts, shape, strict=False))
 
 
 class Shards:
@@ -53,20 +67,20 @@ class Shards:
             if names:
                 raise _refusal(self._folder, f"{len(names)} tensors are {kind}, {names[0]} among them")
 
-    def read_fused(self, names: list[str], dtype: torch.dtype) -> torch.Tensor:
-        """The tensors one under another; each is copied once, from the mapped file to its rows."""
-        rows = [self._shapes[name][0] for name in names]
-        shape = (sum(rows), *self._shapes[names[0]][1:])
-        fused = torch.empty(shape, dtype=dtype, device=self._device)
-        for name, part in zip(names, fused.split_with_sizes(rows), strict=True):
-            self._read_into(part, name)
+    def read_fused(self, pieces: list[Piece], dtype: torch.dtype) -> torch.Tensor:
+        """The pieces one under another; each is copied once, from the mapped file to its rows."""
+        shapes = [piece.cut(self._shapes[piece.name]) for piece in pieces]
+        rows = [shape[0] for shape in shapes]
+        fused = torch.empty((sum(rows), *shapes[0][1:]), dtype=dtype, device=self._device)
+        for piece, part in zip(pieces, fused.split_with_sizes(rows), strict=True):
+            self._read_into(part, piece)
         return fused
 
-    def _read_into(self, part: torch.Tensor, name: str) -> None:
-        shard = self._shard_of[name]
+    def _read_into(self, part: torch.Tensor, piece: Piece) -> None:
+        shard = self._shard_of[piece.name]
         try:
             with safe_open(shard, framework="pt", device="cpu") as file:
-                part.copy_(file.get_tensor(name))
+                part.copy_(file.get_tensor(piece.name)[(piece.rows, piece.columns)[: part.ndim]])
         except SafetensorError as error:
             raise _refusal(shard, str(error)) from error
 

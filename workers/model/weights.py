@@ -1,15 +1,19 @@
 """The weights of a decoder: which tensors a model folder must hold, how they are fused, and their digest."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from workers.model.config import ModelConfig
+from workers.model.head_projection import project_head
+from workers.model.norm import RmsNorm
 from workers.model.projection import FullProjection, Projection
-from workers.model.shards import HEADER_LENGTH_BYTES, Shards, find_shards, read_header_bytes
+from workers.model.shards import HEADER_LENGTH_BYTES, Piece, Shards, find_shards, read_header_bytes
+from workers.model.share import Run, Share, whole_of
+from workers.model.weight_memory import WeightMemory
 
 _EDGE_BYTES = 65_536
 
@@ -21,25 +25,32 @@ Quantize = Callable[[torch.Tensor, torch.Tensor | None], Projection]
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer. Of `qkv` come all query heads, then all key heads, then all value heads; of `gate_up`, the
-    gate, then the up projection. `qk_norm` holds one row for each query and key head."""
+    gate, then the up projection. `qk_norm` has weights for each query and key head."""
 
-    input_norm_M: torch.Tensor
+    input_norm: RmsNorm
     qkv: Projection
-    qk_norm_XD: torch.Tensor | None
+    qk_norm: RmsNorm | None
     output: Projection
-    feed_forward_norm_M: torch.Tensor
+    feed_forward_norm: RmsNorm
     gate_up: Projection
     down: Projection
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """All of them, on one device. With tied embeddings, `head` is the embedding, or made of it."""
+class Head:
+    """What makes logits of the stream's rows."""
 
-    embedding_VM: torch.Tensor
+    norm: RmsNorm
+    projection: Projection
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All of a share, on one device. With tied embeddings the head projects to rows of the embedding."""
+
+    embedding_VM: torch.Tensor | None
     layers: list[LayerWeights]
-    norm_M: torch.Tensor
-    head: Projection
+    head: Head | None
 
 
 def load_weights(
@@ -48,62 +59,110 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     quantize: Quantize | None = None,
+    share: Share | None = None,
 ) -> Weights:
     """Reads every tensor once, straight into its place on the device; projections go through `quantize`.
+
+    Args: `share` says how much of each; None: all.
 
     Raises: InvalidSetting when a tensor is missing, of another shape, or unknown.
     """
     shards = Shards(folder, device)
     shards.check(expected_shapes(config))
-    return _Reader(shards, config, dtype, quantize).read()
+    return _Reader(shards, config, dtype, quantize, share or whole_of(config)).read()
 
 
 class _Reader:
     def __init__(
-        self, shards: Shards, config: ModelConfig, dtype: torch.dtype, quantize: Quantize | None
+        self,
+        shards: Shards,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        quantize: Quantize | None,
+        share: Share,
     ) -> None:
         self._shards = shards
         self._config = config
         self._dtype = dtype
         self._quantize = quantize
+        self._share = share
+        self._memory = WeightMemory()
 
     def read(self) -> Weights:
-        embedding_VM = self._tensor("model.embed_tokens.weight")
-        layers = [self._layer(f"model.layers.{index}.") for index in range(self._config.num_layers)]
-        norm_M = self._tensor("model.norm.weight")
-        if self._config.has_tied_embeddings and self._quantize is None:
-            head: Projection = FullProjection(embedding_VM, None)
-        else:
-            is_tied = self._config.has_tied_embeddings
-            head = self._projection(["model.embed_tokens" if is_tied else "lm_head"], has_bias=False)
-        return Weights(embedding_VM, layers, norm_M, head)
-
-    def _layer(self, prefix: str) -> LayerWeights:
-        config, attention, mlp = self._config, f"{prefix}self_attn.", f"{prefix}mlp."
-        qk_norm = None
-        if config.has_qk_norm:
-            query, key = self._tensor(f"{attention}q_norm.weight"), self._tensor(f"{attention}k_norm.weight")
-            qk_norm = torch.stack([query] * config.num_heads + [key] * config.num_kv_heads)
-        gate_up, down = [f"{mlp}gate_proj", f"{mlp}up_proj"], [f"{mlp}down_proj"]
-        return LayerWeights(
-            input_norm_M=self._tensor(f"{prefix}input_layernorm.weight"),
-            qkv=self._projection([f"{attention}{part}_proj" for part in "qkv"], has_bias=config.has_qkv_bias),
-            qk_norm_XD=qk_norm,
-            output=self._projection([f"{attention}o_proj"], has_bias=config.has_output_bias),
-            feed_forward_norm_M=self._tensor(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self._projection(gate_up, has_bias=config.has_feed_forward_bias),
-            down=self._projection(down, has_bias=config.has_feed_forward_bias),
+        layers = range(self._share.layers.first, self._share.layers.end)
+        embedding_VM = self._tensor("model.embed_tokens.weight") if self._share.has_embedding else None
+        return Weights(
+            embedding_VM=embedding_VM,
+            layers=[self._layer(f"model.layers.{index}.") for index in layers],
+            head=self._head(embedding_VM) if self._share.has_head else None,
         )
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        return self._shards.read_fused([name], self._dtype)
+    def _head(self, embedding_VM: torch.Tensor | None) -> Head:
+        norm, vocab = self._norm("model.norm.weight"), self._share.vocab
+        is_tied = self._config.has_tied_embeddings
+        name = "model.embed_tokens" if is_tied else "lm_head"
+        if self._quantize is not None:
+            return Head(norm, self._outputs([(name, vocab)], has_bias=False))
+        if is_tied and embedding_VM is not None:
+            return Head(norm, project_head(embedding_VM[vocab.first : vocab.end]))
+        weight_VM = self._shards.read_fused([Piece(f"{name}.weight", _cut(vocab))], self._dtype)
+        return Head(norm, project_head(weight_VM))
 
-    def _projection(self, names: list[str], *, has_bias: bool) -> Projection:
-        """The matrices one under another, as one."""
+    def _layer(self, prefix: str) -> LayerWeights:
+        config, share, attention, mlp = self._config, self._share, f"{prefix}self_attn.", f"{prefix}mlp."
+        heads, kv_heads = _rows_of(share.heads, config.head_dim), _rows_of(share.kv_heads, config.head_dim)
+        queries_keys_values = zip("qkv", (heads, kv_heads, kv_heads), strict=True)
+        qkv = [(f"{attention}{part}_proj", rows) for part, rows in queries_keys_values]
+        gate_up = [(f"{mlp}{part}_proj", share.feed_forward) for part in ("gate", "up")]
+        return LayerWeights(
+            input_norm=self._norm(f"{prefix}input_layernorm.weight"),
+            qkv=self._outputs(qkv, has_bias=config.has_qkv_bias),
+            qk_norm=self._qk_norm(attention) if config.has_qk_norm else None,
+            output=self._inputs(f"{attention}o_proj", heads, has_bias=config.has_output_bias),
+            feed_forward_norm=self._norm(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=self._outputs(gate_up, has_bias=config.has_feed_forward_bias),
+            down=self._inputs(f"{mlp}down_proj", share.feed_forward, has_bias=config.has_feed_forward_bias),
+        )
+
+    def _qk_norm(self, attention: str) -> RmsNorm:
+        query, key = self._tensor(f"{attention}q_norm.weight"), self._tensor(f"{attention}k_norm.weight")
+        weight_XD = torch.stack([query] * self._share.heads.num + [key] * self._share.kv_heads.num)
+        return RmsNorm(weight_XD, self._config.rms_eps)
+
+    def _norm(self, name: str) -> RmsNorm:
+        return RmsNorm(self._tensor(name), self._config.rms_eps)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self._shards.read_fused([Piece(name)], self._dtype)
+
+    def _outputs(self, parts: Sequence[tuple[str, Run]], *, has_bias: bool) -> Projection:
+        """These rows of the matrices, one under another, as one."""
+        weights = [Piece(f"{name}.weight", _cut(run)) for name, run in parts]
+        biases = [Piece(f"{name}.bias", _cut(run)) for name, run in parts]
+        return self._projection(weights, biases if has_bias else None)
+
+    def _inputs(self, name: str, run: Run, *, has_bias: bool) -> Projection:
+        """These columns of the matrix; the bias is one share's to add."""
+        weights = [Piece(f"{name}.weight", columns=_cut(run))]
+        return self._projection(
+            weights, [Piece(f"{name}.bias")] if has_bias and self._share.adds_biases else None
+        )
+
+    def _projection(self, weights: list[Piece], biases: list[Piece] | None) -> Projection:
         dtype = self._dtype if self._quantize is None else torch.float32
-        weight_OI = self._shards.read_fused([f"{name}.weight" for name in names], dtype)
-        bias_O = self._shards.read_fused([f"{name}.bias" for name in names], dtype) if has_bias else None
-        return (self._quantize or FullProjection)(weight_OI, bias_O)
+        weight_OI = self._shards.read_fused(weights, dtype)
+        bias_O = self._shards.read_fused(biases, dtype) if biases is not None else None
+        if self._quantize is not None:
+            return self._quantize(weight_OI, bias_O)
+        return FullProjection(self._memory.lay_out(weight_OI), bias_O)
+
+
+def _rows_of(heads: Run, head_dim: int) -> Run:
+    return Run(heads.first * head_dim, heads.num * head_dim)
+
+
+def _cut(run: Run) -> slice:
+    return slice(run.first, run.end)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

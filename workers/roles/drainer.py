@@ -119,7 +119,8 @@ class Drainer:
     async def _let_go(self, order: Drain) -> None:
         """Prefill jobs that do not end in time go back to their owners."""
         until_s = time.monotonic() + order.limit_s
-        await self._hand_over.run(order.mode, order.limit_s)
+        if await self._hand_over.run(order.mode, order.limit_s):
+            self._hand_over.note_left("stayed")
         try:
             async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
                 await self._prefill_desk.wait_idle()

@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from proto.roles import DrainMode
-from services.metrics import WorkerMetrics
+from services.metrics import HandOverOutcome, WorkerMetrics
 from workers.outbox import Outbox
 from workers.served import ServedTable
 
@@ -41,9 +41,11 @@ class HandOver:
                 await self._move_all()
         except TimeoutError:
             log.info("not all was handed over", extra={"num_left": len(self._served)})
-        for _ in range(len(self._served)):
-            self._metrics.handed_over("stayed")
         return len(self._served)
+
+    def note_left(self, outcome: HandOverOutcome) -> None:
+        """What nobody took in time stays, or is about to be sent on: whose time it was knows which."""
+        self._metrics.handed_over(outcome, len(self._served))
 
     async def _move_all(self) -> None:
         """Said again and again: a word may be lost, and who had no room may have some. A frontend heeds it

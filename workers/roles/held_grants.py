@@ -5,9 +5,10 @@ its blocks back. So the answer to "may I write?" that arrives after such a word 
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from proto.cards import ProcessIdentity
-from workers.roles.proof import is_gone
+from workers.roles.proof import are_gone
 
 MAX_ENDED = 65_536
 """More grants than can end while one answer of an owner is on its way."""
@@ -18,7 +19,7 @@ class HeldGrants:
 
     def __init__(self) -> None:
         self._held: set[str] = set()
-        self._in_doubt: dict[str, ProcessIdentity] = {}
+        self._in_doubt: dict[str, Sequence[ProcessIdentity]] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def try_add(self, grant: str) -> bool:
@@ -33,14 +34,15 @@ class HeldGrants:
         self._held.discard(grant)
         self._note_ended(grant)
 
-    def doubt(self, grant: str, owner: ProcessIdentity) -> None:
-        """Nothing more is written, but what was posted may land late: held until its owner is gone."""
+    def doubt(self, grant: str, owner: Sequence[ProcessIdentity]) -> None:
+        """Nothing more is written, but what was posted may land late: held until its owner is gone, with all
+        of its processes."""
         self._held.discard(grant)
         self._in_doubt = dict(self._doubts()) | {grant: owner}
 
-    def _doubts(self) -> list[tuple[str, ProcessIdentity]]:
+    def _doubts(self) -> list[tuple[str, Sequence[ProcessIdentity]]]:
         """The end of an owner is found when somebody looks: nobody tells of it."""
-        return [(grant, owner) for grant, owner in list(self._in_doubt.items()) if not is_gone(owner)]
+        return [(grant, owner) for grant, owner in list(self._in_doubt.items()) if not are_gone(owner)]
 
     def among(self, grants: list[str]) -> list[str]:
         """Those of `grants` that are held. The others never will be."""

@@ -16,7 +16,6 @@ from proto.control import AskGrant, Done, GiveUp, Granted, Pin, Pinned, Release
 from proto.errors import DeadlineExceeded, GrantRefused, InvalidRequest, KvmeshError
 from proto.events import pack_hashes
 from proto.jobs import PrefillJob
-from proto.layout import LayerRange, PoolLayout
 from proto.tokens import TOKEN_BYTES, count_tokens, unpack_tokens
 from services.tracing import Tracing
 from workers.bridge import EngineBridge
@@ -27,9 +26,9 @@ from workers.engine.sequence import SequenceKind, SequenceSpec
 from workers.roles.held_grants import HeldGrants
 from workers.roles.pinned_reads import PinnedReads
 from workers.roles.term import Term
+from workers.transfer.own_memory import OwnMemory
 from workers.transfer.peers import Peer, Peers
 from workers.transfer.push import Push
-from workers.transfer.transfers import Transfers
 
 ASK_TIMEOUT_S = 2.0
 PIN_TTL_S = 20.0
@@ -46,12 +45,11 @@ class HolderTools:
     term: Term
     engine: Engine
     bridge: EngineBridge
-    transfers: Transfers
+    memory: OwnMemory
     peers: Peers
     control: ControlClient
     reads: PinnedReads
     held: HeldGrants
-    pool: PoolLayout
     weights_digest: str
     tracing: Tracing
 
@@ -139,7 +137,7 @@ class HeldJob:
         return granted
 
     async def _run_granted(self, peer: Peer, granted: Granted) -> None:
-        push = Push(granted, peer, self._tools.pool, self._tools.transfers, self.stop)
+        push = Push(granted, peer, self._tools.memory, self.stop)
         try:
             with self._tools.peers.parting_if_gone(peer):
                 await self._deliver(peer, granted, push)
@@ -167,14 +165,19 @@ class HeldJob:
         if push.began_s:
             num_blocks = len(granted.blocks)
             self._tools.tracing.record(
-                "push", push.began_s, code=code, num_blocks=num_blocks, num_bytes=push.num_bytes
+                "push",
+                push.began_s,
+                code=code,
+                num_blocks=num_blocks,
+                num_bytes=push.num_bytes,
+                strategy=self._tools.memory.strategy,
             )
         if push.computed_s:
             left_bytes = push.num_bytes - push.num_computed_bytes
             self._tools.tracing.record("push tail", push.computed_s, code=code, num_bytes=left_bytes)
 
     def _check_grant(self, granted: Granted, peer: Peer) -> None:
-        size, num_blocks = self._tools.pool.block_size, peer.rank.pool.num_blocks
+        size, num_blocks = self._tools.memory.block_size, peer.num_blocks
         is_whole = granted.start % size == 0 and 0 <= granted.start < granted.end <= self.num_tokens
         if not is_whole or len(granted.blocks) != -(-(granted.end - granted.start) // size):
             reason = f"{len(granted.blocks)} blocks for tokens {granted.start} to {granted.end}"
@@ -194,7 +197,7 @@ class HeldJob:
         await push.wait_settled()
         if push.has_failed:
             self._tools.peers.part(peer)
-            self._tools.held.doubt(granted.grant, peer.card.process)
+            self._tools.held.doubt(granted.grant, peer.card.processes)
             await self._tell_owner(GiveUp(self.job.job, "a write failed"))
         else:
             self._tools.held.drop(granted.grant)
@@ -221,9 +224,8 @@ class HeldJob:
 
     def _push_cached(self, push: Push, cached: int) -> None:
         blocks = self._tools.engine.block_table(self._sequence)
-        pool = self._tools.pool
-        num_blocks = -(-cached // pool.block_size)
-        push.write(0, cached, blocks[:num_blocks], LayerRange(pool.first_layer, pool.num_layers))
+        num_blocks = -(-cached // self._tools.memory.block_size)
+        push.write_whole(0, cached, blocks[:num_blocks])
 
     async def _pull_prefix(self, peer: Peer, cached: int, wanted: int) -> int:
         """Read what the owner has beyond `cached`; returns how much is here afterwards.
@@ -232,7 +234,7 @@ class HeldJob:
         """
         try:
             pinned = await self._pin(wanted)
-            theirs = pinned.blocks[cached // self._tools.pool.block_size :]
+            theirs = pinned.blocks[cached // self._tools.memory.block_size :]
             with self._tools.peers.parting_if_gone(peer):
                 await self._tools.reads.read(peer, pinned.pin, theirs, self._sequence, wanted)
         except KvmeshError as error:
@@ -241,7 +243,7 @@ class HeldJob:
         return wanted
 
     async def _pin(self, end: int) -> Pinned:
-        hashes = block_hashes(self.job.prompt[: end * TOKEN_BYTES], self._tools.pool.block_size, self._salt)
+        hashes = block_hashes(self.job.prompt[: end * TOKEN_BYTES], self._tools.memory.block_size, self._salt)
         pin = Pin(self._tools.term.worker, pack_hashes(hashes), PIN_TTL_S)
         return await self._tools.control.ask(self.job.owner, pin, Pinned, ASK_TIMEOUT_S)
 

@@ -38,8 +38,10 @@ class LettingGo:
 
     @property
     def num_left(self) -> int:
-        """Sequences, jobs, grants and pins; those in quarantine, which hold up nothing, aside."""
-        return len(self._decode_desk.served) + self._prefill_desk.num_jobs + self._lender.num_open
+        """Sequences and jobs, and grants and pins of neither; those in quarantine, which hold up nothing,
+        aside."""
+        served = self._decode_desk.served
+        return len(served) + self._prefill_desk.num_jobs + self._lender.num_open_beside(served)
 
     async def run(self, mode: DrainMode, limit_s: float, on_stage: OnStage) -> None:
         """
@@ -51,6 +53,7 @@ class LettingGo:
         until_s = time.monotonic() + limit_s
         on_stage("handing over")
         if await self._hand_over.run(mode, limit_s):
+            self._hand_over.note_left("stayed" if mode is DrainMode.FINISH else "sent_on")
             self._check_may_cut(mode, limit_s)
             self._decode_desk.send_elsewhere("it takes another role")
         await self._end_jobs(mode, max(0.0, until_s - time.monotonic()), limit_s)

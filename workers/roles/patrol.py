@@ -15,7 +15,7 @@ from proto.errors import KvmeshError
 from workers.control_client import ControlClient
 from workers.roles.grants import Grant
 from workers.roles.lender import Lender
-from workers.roles.proof import is_gone
+from workers.roles.proof import are_gone
 
 ROUND_S = 1.0
 ASK_TIMEOUT_S = 1.0
@@ -62,7 +62,7 @@ class Patrol:
                 tasks.create_task(self._ask(holder, incarnation, grants), name=f"ask {holder} what it holds")
 
     async def _ask(self, holder: str, incarnation: str, grants: list[Grant]) -> None:
-        if is_gone(grants[0].process):
+        if are_gone(grants[0].processes):
             if (holder, incarnation) in self._seen_gone:
                 self._end(grants, f"{holder} is gone")
             self._seen_gone.add((holder, incarnation))

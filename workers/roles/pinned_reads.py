@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 from proto.control import Unpin, Unpinned
 from proto.errors import GrantRefused, KvmeshError, PinLost
-from proto.layout import PoolLayout
 from workers.control_client import ControlClient
 from workers.engine.engine import Engine
+from workers.transfer.own_memory import OwnMemory
 from workers.transfer.peers import Peer
 from workers.transfer.pull import Pull
-from workers.transfer.transfers import Transfers
 
 ASK_TIMEOUT_S = 2.0
 
@@ -17,13 +16,10 @@ ASK_TIMEOUT_S = 2.0
 class PinnedReads:
     """What every read works with. A read that fails leaves the sequence as it was."""
 
-    def __init__(
-        self, engine: Engine, control: ControlClient, transfers: Transfers, pool: PoolLayout
-    ) -> None:
+    def __init__(self, engine: Engine, control: ControlClient, memory: OwnMemory) -> None:
         self._engine = engine
         self._control = control
-        self._transfers = transfers
-        self._pool = pool
+        self._memory = memory
 
     async def read(self, peer: Peer, pin: str, theirs: Sequence[int], sequence: str, end: int) -> None:
         """`sequence` gets the KV of its tokens up to `end` from `theirs`, and goes on awaiting; the pin ends.
@@ -39,7 +35,7 @@ class PinnedReads:
         except GrantRefused:
             await self.unpin(peer.card.worker, pin)
             raise
-        pull = Pull(self._pool, self._transfers, on_late_end=lambda: self._engine.give_back(ours))
+        pull = Pull(self._memory, on_late_end=lambda: self._engine.give_back(ours))
         has_landed = False
         try:
             if not await self._has_read(pull, peer, pin, theirs, ours):

@@ -11,13 +11,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class HeldPin:
-    """Units: `until_s` and `began_s` on the table's monotonic clock."""
+    """`sequence` is whose KV it is; empty for what lies in the cache. `lent` are the blocks that the reader
+    was told of, in place of `blocks` of the pool.
+
+    Units: `until_s` and `began_s` on the table's monotonic clock.
+    """
 
     pin: str
     reader: str
     blocks: list[int]
+    lent: list[int]
     began_s: float
     until_s: float
+    sequence: str = ""
 
 
 @dataclass(slots=True)
@@ -25,9 +31,14 @@ class PinTable:
     now_s: Callable[[], float] = time.monotonic
     _by_id: dict[str, HeldPin] = field(default_factory=dict)
 
-    def add(self, pin: str, reader: str, blocks: list[int], ttl_s: float) -> None:
+    def add(
+        self, pin: str, reader: str, blocks: list[int], lent: list[int], ttl_s: float, sequence: str = ""
+    ) -> None:
         now_s = self.now_s()
-        self._by_id[pin] = HeldPin(pin, reader, blocks, now_s, now_s + ttl_s)
+        self._by_id[pin] = HeldPin(pin, reader, blocks, lent, now_s, now_s + ttl_s, sequence)
+
+    def find(self, pin: str) -> HeldPin | None:
+        return self._by_id.get(pin)
 
     def take(self, pin: str) -> HeldPin | None:
         """End a pin; None when it had ended, by itself or before."""

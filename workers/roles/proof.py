@@ -8,6 +8,7 @@ Source: proc(5), `/proc/[pid]/stat` (3 state, 20 num_threads, 22 starttime; hide
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from proto.cards import ProcessIdentity
@@ -33,6 +34,11 @@ def is_gone(process: ProcessIdentity) -> bool:
         return not _exists(process.pid)
     is_dead = fields[_STATE] in _DEAD_STATES and int(fields[_THREADS]) <= 1
     return is_dead or int(fields[_START]) != process.start_ticks
+
+
+def are_gone(processes: Iterable[ProcessIdentity]) -> bool:
+    """Whether the end of each of them is proven: of a worker of many ranks any may write to the last."""
+    return all(is_gone(process) for process in processes)
 
 
 def _boot_id() -> str:

@@ -23,6 +23,7 @@ from services.liveness import Liveness, watch_beats
 from services.logs import set_up_logs
 from services.metrics import Metrics, WorkerMetrics
 from services.models.folder import ModelFolder, read_text_folder, resolve_model
+from services.process import stop_collecting_what_stands
 from services.tasks import open_tasks
 from services.tracing import open_tracing
 from services.work_queue import open_work_queue
@@ -60,7 +61,7 @@ async def run_simulation(settings: SimulateSettings, shutdown: asyncio.Event) ->
     """
     set_up_logs(settings.logs, "worker", settings.name)
     async with open_simulation(settings):
-        gc.freeze()  # to look again at what lives as long as the process would hold up the loop
+        stop_collecting_what_stands()
         await shutdown.wait()
 
 

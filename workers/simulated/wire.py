@@ -69,6 +69,11 @@ class WireEnd:
         """See `Transfers`."""
         return "" if self._is_open else "they have ended"
 
+    @property
+    def ailment(self) -> str:
+        """See `Transfers`."""
+        return self.fault
+
     def close(self) -> None:
         """Nothing leaves any more."""
         self._is_open = False

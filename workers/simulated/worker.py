@@ -1,8 +1,8 @@
 """One simulated worker: a lease, subjects, a pool and events of its own, over what its process shares."""
 
 import asyncio
-import logging
 from dataclasses import dataclass
+from functools import partial
 
 from proto.cards import ModelCard, RankAgent
 from proto.errors import InternalFault
@@ -22,19 +22,19 @@ from workers.engine.simulated_model import SimulatedTime
 from workers.neighbours import Neighbours
 from workers.registration import Registration
 from workers.roles.order_watch import OrderWatch, adopt_order
+from workers.roles.proof import own_identity
 from workers.roles.term import Term
-from workers.runners import engine_settings, pool_layout
+from workers.runners import engine_settings
 from workers.serving import send_all_elsewhere, serve, worker_card
 from workers.settings import WorkerSettings
 from workers.simulated.instant_runner import InstantRunner
 from workers.simulated.pacer import Lateness, Pacer
 from workers.simulated.wire import Wire, WireEnd
 from workers.transfer.moved import MovedCounter
+from workers.transfer.own_memory import OwnMemory, OwnRank
 from workers.transfer.peers import Peers
 
 HARDWARE = "simulated"
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,14 @@ class SimulatedWorker:
         await adopt_order(shared.directory, shared.settings.mesh.ns, self.term)
         agent = f"{name}.{self.term.incarnation}"
         async with shared.directory.open_lease() as lease:
-            with shared.wire.end(agent, self._land, self._moved.note) as end:
+            with shared.wire.end(agent, self._land, partial(self._moved.note, 0)) as end:
                 ground = self.ground = self._make_ground(agent, end)
                 parts = self.parts = assemble(ground, self.leave.set)
                 registration = Registration(
-                    lease, shared.settings.mesh.ns, worker_card(ground, HARDWARE), _rank(agent, ground)
+                    lease,
+                    shared.settings.mesh.ns,
+                    worker_card(ground, HARDWARE),
+                    ground.memory.card(name, self.term.incarnation),
                 )
                 forgets = [
                     shared.neighbours.on_lost(parts.lose),
@@ -100,7 +103,8 @@ class SimulatedWorker:
         shared, settings = self._shared, self._shared.settings
         runner = InstantRunner(settings.simulated, settings.num_blocks, settings.block_size)
         bridge = EngineBridge()
-        pool = pool_layout(runner)
+        (pool,) = runner.pools
+        memory = OwnMemory([OwnRank(RankAgent(agent, b"", pool), own_identity(), end)])
         return Ground(
             settings=settings,
             term=self.term,
@@ -110,14 +114,13 @@ class SimulatedWorker:
             queue=shared.queue,
             engine=Engine(runner, engine_settings(settings, runner, shared.folder), bridge),
             bridge=bridge,
-            transfers=end,
-            peers=Peers(RankAgent(agent, b"", pool), self.term.worker, end, shared.neighbours.agents),
+            memory=memory,
+            peers=Peers(memory, self.term.worker, shared.neighbours.agents),
             neighbours=shared.neighbours,
-            pool=pool,
             card=shared.card,
             metrics=shared.metrics,
             tracing=shared.tracing,
-            push_pace=self._moved.push_pace,
+            moved=self._moved,
             time=SimulatedTime(settings.simulated, self.term.worker),
         )
 
@@ -132,7 +135,3 @@ class SimulatedWorker:
     def _land(self, landing: Landing) -> None:
         if self.parts is not None:
             self.parts.lender.land(landing)
-
-
-def _rank(agent: str, ground: Ground) -> RankAgent:
-    return RankAgent(agent, b"", ground.pool)

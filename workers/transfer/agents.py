@@ -58,9 +58,20 @@ class Agents:
                     case Listed(entries):
                         self._learn_all(entries)
                     case Changed(entry):
-                        self._learn(entry)
+                        self._read(entry)
                     case Removed(key):
                         self._note_removed(keys.last_part(key))
+
+    def learn(self, card: AgentCard) -> None:
+        """This is the worker's card from now on; another incarnation of it is forgotten."""
+        former = self._cards.get(card.worker)
+        self._cards[card.worker] = card
+        self._removed.discard(card.worker)
+        if former is not None and former.incarnation != card.incarnation:
+            self._forget(former)
+        if former is None or former.incarnation != card.incarnation:
+            for listener in self._new_listeners:
+                listener(card)
 
     def lose(self, worker: str) -> None:
         """The worker beats no more."""
@@ -77,23 +88,16 @@ class Agents:
         for worker in set(self._cards) - listed:
             self._note_removed(worker)
         for entry in entries:
-            self._learn(entry)
+            self._read(entry)
         self._is_listed.set()
 
-    def _learn(self, entry: Entry) -> None:
+    def _read(self, entry: Entry) -> None:
         try:
             card = decode(entry.value, AgentCard)
         except InvalidRequest as error:
             log.warning("the directory holds a card that cannot be read", extra={"reason": str(error)})
-            return
-        former = self._cards.get(card.worker)
-        self._cards[card.worker] = card
-        self._removed.discard(card.worker)
-        if former is not None and former.incarnation != card.incarnation:
-            self._forget(former)
-        if former is None or former.incarnation != card.incarnation:
-            for listener in self._new_listeners:
-                listener(card)
+        else:
+            self.learn(card)
 
     def _note_removed(self, worker: str) -> None:
         if worker in self._cards:

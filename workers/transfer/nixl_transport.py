@@ -1,175 +1,183 @@
-"""The border to NIXL: one agent, one registered pool, peers' memory; its errors become `PeerGone`.
+"""A pool's way in and out over NIXL: a line, and further ones for peers whose connection is stuck.
 
-Every method is called from one thread (see `transfer_thread`): the agent does no locking of its own, and a
-post over shared memory copies inside the call.
+```
+ first line   ── peer a (a write does not end: only watched) ── peer b
+ second line  ── peer a, met anew
+```
+
+A connection over which nothing ends any more, though both processes are well, may stay so for ever, and
+nothing can call back what was posted over it: to close it would make that seem to have failed, and its bytes
+might still land. So it is left as it is, and the peer is met anew from another agent, which shares nothing
+with the first but the pool. Peers know nothing of it: they are told by the same notices.
 """
 
-import os
+import logging
 from collections.abc import Mapping
-from contextlib import suppress
-from enum import Enum
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from proto.cards import RankAgent
-from proto.errors import InternalFault, InvalidSetting, PeerGone
+from proto.errors import InternalFault, PeerGone
 from proto.layout import PoolLayout
 from workers.transfer.copy_plan import Copies
+from workers.transfer.nixl_agent import TransferState
+from workers.transfer.nixl_line import LinePosted, NixlLine
 from workers.transfer.transfers import Operation
 
-os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+MAX_LINES: Final = 3
+"""A peer with something stuck on each is as one that cannot be reached."""
 
-from nixl import _bindings as nixl_bindings
-from nixl._api import nixl_agent, nixl_agent_config
-
-# The bindings raise a dozen unrelated classes, each derived from Exception alone.
-NIXL_ERRORS: tuple[type[Exception], ...] = tuple(
-    found
-    for name in dir(nixl_bindings)
-    if name.endswith("Error") and isinstance(found := getattr(nixl_bindings, name), type)
-)
-OPEN_ERRORS: tuple[type[Exception], ...] = (*NIXL_ERRORS, RuntimeError)
+log = logging.getLogger(__name__)
 
 
-class TransferState(Enum):
-    MOVING = "moving"
-    DONE = "done"
+@dataclass(eq=False, slots=True)
+class _Way:
+    """A peer on a line. `num_moving` posts to it have not been released."""
+
+    line: NixlLine
+    agent: str
+    metadata: bytes
+    num_moving: int = 0
+
+
+class Posted(NamedTuple):
+    """What `try_post` started."""
+
+    way: _Way
+    posted: LinePosted
 
 
 class NixlTransport:
-    """A worker's NIXL agent over its pool. Not thread-safe.
-
-    Args:
-        agent: the agent's name, unique for ever: peers tell one life of a worker from the next by it.
-        pool: the memory to register; it must outlive the transport.
-        parameters: of NIXL's UCX backend, over its defaults.
-    """
+    """The `KvTransport` of a pool that NIXL reaches. Methods are as those of `NixlAgent`."""
 
     def __init__(self, agent: str, pool: PoolLayout, parameters: Mapping[str, str] | None = None) -> None:
-        self._name = agent
+        self._agent = agent
         self._pool = pool
-        self._parameters = parameters or {}
-        self._agent: Any = None
-        self._registered: Any = None
+        self._parameters = parameters
+        self._lines = [NixlLine(agent, pool, parameters)]
+        self._ways: dict[str, _Way] = {}
+        self._former: list[_Way] = []
 
     def open(self) -> RankAgent:
-        """Create the agent and register the pool.
-
-        Raises:
-            InvalidSetting: the backend has no such parameter.
-            InternalFault: the library refuses the memory or the backend.
-        """
-        try:
-            # Its progress thread never sleeps and would take a core from the engine; the looks of the
-            # transfer thread drive the agent instead.
-            self._agent = nixl_agent(self._name, nixl_agent_config(enable_prog_thread=False, backends=[]))
-            self._check_parameters(self._agent.get_plugin_params("UCX"))
-            self._agent.create_backend("UCX", dict(self._parameters))
-            region = [(self._pool.address, self._pool.pool_bytes, device_number(self._pool.device), "")]
-            self._registered = self._agent.register_memory(region, memory_kind(self._pool.device))
-            return RankAgent(self._name, self._agent.get_agent_metadata(), self._pool)
-        except OPEN_ERRORS as error:
-            raise InternalFault(reason=f"NIXL does not start: {error}") from error
-
-    def _check_parameters(self, known: Mapping[str, str]) -> None:
-        """NIXL takes names that it does not know without a word."""
-        for name in self._parameters:
-            if name not in known:
-                reason = f"{name!r} is none of {', '.join(sorted(known))}"
-                raise InvalidSetting(setting="transfer.nixl", reason=reason)
+        """See `NixlAgent`."""
+        return self._lines[0].open()
 
     def close(self) -> None:
-        """Give the registration back. A late write of a peer may still land: see the rules of quarantine."""
-        if self._registered is not None:
-            self._agent.deregister_memory(self._registered)
-        self._agent = self._registered = None
+        """See `NixlAgent`; when nothing moves any more."""
+        for line in self._lines:
+            line.close()
 
-    def add_peer(self, metadata: bytes) -> None:
-        """Load a peer's metadata; its name is then a target for `post`."""
-        try:
-            self._agent.add_remote_agent(metadata)
-        except NIXL_ERRORS as error:
-            raise PeerGone(peer="a new peer", reason=str(error)) from error
-
-    def remove_peer(self, agent: str) -> None:
-        """Forget a peer, gone or not."""
-        try:
-            self._agent.remove_remote_agent(agent)
-        except NIXL_ERRORS as error:
-            raise PeerGone(peer=agent, reason=str(error)) from error
-
-    def post(self, operation: Operation, agent: str, copies: Copies, remote_device: str) -> Any:
-        """Start moving `copies` and return the handle that `check` and `release` take.
-
-        The source of a copy is local for a WRITE and remote for a READ.
+    def add_peer(self, agent: str, metadata: bytes) -> None:
+        """See `NixlAgent`.
 
         Raises:
-            PeerGone: the peer is unknown or its process has ended.
+            PeerGone: it cannot be reached, or what was posted to it is stuck on every line.
         """
-        local_column, remote_column = (0, 1) if operation == "WRITE" else (1, 0)
-        try:
-            handle = self._agent.initialize_xfer(
-                operation,
-                self._descriptors(copies.table, local_column, self._pool.device),
-                self._descriptors(copies.table, remote_column, remote_device),
-                agent,
-            )
-            self._agent.transfer(handle)
-        except NIXL_ERRORS as error:
-            raise PeerGone(peer=agent, reason=str(error)) from error
-        return handle
+        line = self._free_line(agent)
+        if line is None:
+            raise PeerGone(peer=agent, reason="what was posted to it before has not ended")
+        line.add_peer(agent, metadata)
+        self._ways[agent] = _Way(line, agent, metadata)
 
-    def check(self, agent: str, handle: Any) -> TransferState:
-        """How far a posted transfer is. `DONE` means that the bytes lie at the target.
+    def remove_peer(self, agent: str) -> None:
+        """See `NixlAgent`. What is still moving goes on."""
+        way = self._ways.pop(agent, None)
+        if way is None:
+            raise PeerGone(peer=agent, reason="it has not been met")
+        self._leave(way)
+
+    def note_stuck(self, posted: Posted) -> None:
+        """It does not end: from now on its peer is reached over another line, if there is one to be had, and
+        if it is not already."""
+        way = posted.way
+        if self._ways.get(way.agent) is not way:
+            return
+        line = self._free_line(way.agent)
+        if line is None:
+            log.warning("%s cannot be met anew", way.agent)
+            return
+        try:
+            line.add_peer(way.agent, way.metadata)
+        except PeerGone as error:
+            log.warning("%s cannot be met anew", way.agent, extra={"reason": str(error)})
+            return
+        self._ways[way.agent] = _Way(line, way.agent, way.metadata)
+        self._former.append(way)
+        log.warning("met %s anew", way.agent, extra={"line": self._lines.index(line)})
+
+    def _free_line(self, agent: str) -> NixlLine | None:
+        """One on which the peer is not."""
+        taken = [way.line for way in self._former if way.agent == agent]
+        if agent in self._ways:
+            taken.append(self._ways[agent].line)
+        free = [line for line in self._lines if line not in taken]
+        return free[0] if free else self._try_open()
+
+    def _try_open(self) -> NixlLine | None:
+        number = len(self._lines)
+        if number == MAX_LINES:
+            return None
+        line = NixlLine(f"{self._agent}+{number}", self._pool, self._parameters)
+        try:
+            line.open()
+        except InternalFault as error:  # as where there is one port to listen on, or no link at this moment
+            log.warning("there can be no further agent", extra={"reason": str(error)})
+            return None
+        self._lines.append(line)
+        return line
+
+    def _leave(self, way: _Way) -> None:
+        """At once, or when the last of its posts is released.
+
+        Raises:
+            PeerGone: it was gone already.
+        """
+        if way.num_moving:
+            self._former.append(way)
+        else:
+            way.line.remove_peer(way.agent)
+
+    def try_post(self, operation: Operation, agent: str, copies: Copies, remote_device: str) -> Posted:
+        """Start moving `copies`; for `check` and `release`. There is always room.
+
+        Raises:
+            PeerGone: nothing of it was started: the peer is unknown or its process has ended.
+        """
+        way = self._way(agent)
+        posted = Posted(way, way.line.post(operation, agent, copies, remote_device))
+        way.num_moving += 1
+        return posted
+
+    def _way(self, agent: str) -> _Way:
+        way = self._ways.get(agent)
+        if way is None:
+            raise PeerGone(peer=agent, reason="it has not been met")
+        return way
+
+    def check(self, agent: str, posted: Posted) -> TransferState:
+        """See `NixlLine`.
 
         Raises:
             PeerGone: it failed.
         """
-        try:
-            state = self._agent.check_xfer_state(handle)
-        except NIXL_ERRORS as error:
-            raise PeerGone(peer=agent, reason=str(error)) from error
-        if state == "ERR":
-            raise PeerGone(peer=agent, reason="the transfer failed")
-        return TransferState.DONE if state == "DONE" else TransferState.MOVING
+        return posted.way.line.check(agent, posted.posted)
 
-    def release(self, handle: Any) -> None:
-        """Free the handle of a transfer that is over.
-
-        Never call it while one moves: the library says that all is well, and the bytes land later.
-        """
-        with suppress(*NIXL_ERRORS):
-            self._agent.release_xfer_handle(handle)
+    def release(self, posted: Posted) -> None:
+        """See `NixlAgent`. A former way that was kept for it alone ends."""
+        way = posted.way
+        way.line.release(posted.posted)
+        way.num_moving -= 1
+        if not way.num_moving and way in self._former:
+            self._former.remove(way)
+            try:
+                way.line.remove_peer(way.agent)
+            except PeerGone as error:
+                log.info("a former peer was gone already", extra={"reason": str(error)})
 
     def notify(self, agent: str, notice: bytes) -> None:
-        """Send a notice to a peer, after all that was checked `DONE` before.
-
-        Raises:
-            PeerGone: the peer's process has ended.
-        """
-        try:
-            self._agent.send_notif(agent, notice)
-        except NIXL_ERRORS as error:
-            raise PeerGone(peer=agent, reason=str(error)) from error
+        """See `NixlAgent`."""
+        self._way(agent).line.notify(agent, notice)
 
     def take_notices(self) -> list[bytes]:
-        """The notices that have come since the last call, of all peers. Also drives what moves."""
-        return [notice for notices in self._agent.get_new_notifs().values() for notice in notices]
-
-    def _descriptors(self, table: "np.ndarray[Any, Any]", column: int, device: str) -> Any:
-        rows = np.empty_like(table)
-        rows[:, 0] = table[:, column]
-        rows[:, 1] = table[:, 2]
-        rows[:, 2] = device_number(device)
-        return self._agent.get_xfer_descs(rows, memory_kind(device))
-
-
-def memory_kind(device: str) -> str:
-    return "DRAM" if device == "cpu" else "VRAM"
-
-
-def device_number(device: str) -> int:
-    """The ordinal in a device name such as `cuda:1`; 0 where there is none."""
-    number = device.rpartition(":")[2]
-    return int(number) if number.isdigit() else 0
+        """See `NixlAgent`."""
+        return [notice for line in self._lines for notice in line.take_notices()]

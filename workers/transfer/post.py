@@ -6,8 +6,9 @@ from proto.errors import KvmeshError
 from workers.transfer.copy_plan import Copies, join_copies
 from workers.transfer.transfers import OnMoved, Transfer
 
-MAX_POST_BYTES: Final = 16 * 2**20
-"""Nobody else's transfer waits longer than these take, some milliseconds over shared memory."""
+MAX_POST_BYTES: Final = 64 * 2**20
+"""Nobody else's transfer waits longer than these take, a dozen milliseconds over shared memory; and only when
+so much waits, which is more than a second's compute of a CPU."""
 
 
 class Post:

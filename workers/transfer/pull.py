@@ -4,26 +4,31 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from proto.errors import DeadlineExceeded, KvmeshError, PeerGone
-from proto.layout import LayerRange, PoolLayout
-from workers.transfer.copy_plan import BlockPair, plan_copies
+from workers.transfer.copy_plan import BlockPairs, plan_copies
+from workers.transfer.own_memory import OwnMemory
 from workers.transfer.peers import Peer
-from workers.transfer.transfers import Transfer, Transfers
+from workers.transfer.rank_routes import RankRoute, plan_routes
+from workers.transfer.transfers import Transfer
 
 
 class Pull:
-    """One read into blocks of ours: `run` once, on the loop.
+    """One read into blocks of ours, by every rank of what it holds: `run` once, on the loop.
 
     Whoever stops waiting does not stop the read. `is_on_way`: it may still write into our blocks; should it
     end after `run` has, `on_late_end` is called.
     """
 
-    def __init__(self, own: PoolLayout, transfers: Transfers, on_late_end: Callable[[], None]) -> None:
+    def __init__(self, own: OwnMemory, on_late_end: Callable[[], None]) -> None:
         self._own = own
-        self._transfers = transfers
         self._on_late_end = on_late_end
         self._loop = asyncio.get_running_loop()
         self._told: asyncio.Future[KvmeshError | None] = self._loop.create_future()
-        self.is_on_way = False
+        self._num_left = 0
+        self._fault: KvmeshError | None = None
+
+    @property
+    def is_on_way(self) -> bool:
+        return self._num_left > 0
 
     async def run(self, peer: Peer, theirs: Sequence[int], ours: Sequence[int]) -> None:
         """Read their blocks into ours, block by block in the order given.
@@ -36,36 +41,42 @@ class Pull:
             TransferFault: the read failed; our blocks hold nothing of use.
             DeadlineExceeded: it takes longer than any should, and is still on its way.
         """
-        self.is_on_way = True
-        self._transfers.submit(self._plan(peer, theirs, ours))
+        routes = plan_routes(peer.pools, self._own.pools)
+        self._num_left = len(routes)
+        for route in routes:
+            transfer = self._plan(route, peer, BlockPairs(theirs, ours))
+            self._own.ranks[route.target].transfers.submit(transfer)
         fault = await self._told
         if fault is not None:
             raise fault
 
-    def _plan(self, peer: Peer, theirs: Sequence[int], ours: Sequence[int]) -> Transfer:
-        own, name = self._own, peer.card.worker
-        pairs = [BlockPair(*pair) for pair in zip(theirs, ours, strict=True)]
-        copies = plan_copies(peer.rank.pool, own, pairs, LayerRange(own.first_layer, own.num_layers))
+    def _plan(self, route: RankRoute, peer: Peer, blocks: BlockPairs) -> Transfer:
+        source, own, name = peer.card.ranks[route.source], self._own.pools[route.target], peer.card.worker
+        copies = plan_copies(source.pool, own, blocks, route.layers, route.heads)
 
         def on_refused() -> None:
             on_done(PeerGone(peer=name, reason="transfers have ended"))
 
         def on_done(fault: KvmeshError | None) -> None:
-            self._loop.call_soon_threadsafe(self._end, fault)
+            self._loop.call_soon_threadsafe(self._end_one, fault)
 
         def on_stalled(limit_s: float) -> None:
             fault = DeadlineExceeded(what=f"a read from {name}", limit_s=limit_s)
             self._loop.call_soon_threadsafe(self._tell, fault)
 
-        agent, device = peer.rank.agent, peer.rank.pool.device
+        agent, device = source.agent, source.pool.device
         return Transfer("READ", agent, copies, device, lambda: True, on_refused, on_done, on_stalled)
 
-    def _end(self, fault: KvmeshError | None) -> None:
-        self.is_on_way = False
+    def _end_one(self, fault: KvmeshError | None) -> None:
+        """What failed at one rank is told once no other rank writes into our blocks any more."""
+        self._num_left -= 1
+        self._fault = self._fault or fault
+        if self.is_on_way:
+            return
         if self._told.done():
             self._on_late_end()
         else:
-            self._told.set_result(fault)
+            self._told.set_result(self._fault)
 
     def _tell(self, fault: KvmeshError) -> None:
         if not self._told.done():

@@ -1,28 +1,44 @@
-"""The writes of one grant: KV goes out in groups of layers while the next ones compute.
+"""The writes of one grant: KV goes out of every rank in groups of layers while the next ones compute.
 
 ```
  compute   [ layers 0-5 ][ layers 6-11 ][ … ][ last layers ]
  on wire                  [ layers 0-5 ][ layers 6-11 ][ … ][ last ][ Landing ]
 ```
 
-The landing notice follows once every write lies at the target, so its owner need not count pieces.
+The landing notice follows once every write of every rank lies at the target, so its owner need not count
+pieces.
 """
 
 import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from proto.codec import encode
 from proto.control import Granted
 from proto.errors import DeadlineExceeded, InternalFault, KvmeshError
 from proto.jobs import Landing
-from proto.layout import LayerRange, PoolLayout
-from workers.transfer.copy_plan import BlockPair, plan_copies
+from proto.layout import LayerRange
+from workers.transfer.copy_plan import BlockPairs, Copies, plan_copies
 from workers.transfer.outcome import Outcome
+from workers.transfer.own_memory import OwnMemory
 from workers.transfer.peers import Peer
-from workers.transfer.transfers import Transfer, Transfers
+from workers.transfer.rank_routes import RankRoute, plan_routes
+from workers.transfer.transfers import Transfer
+
+
+class _Sent(NamedTuple):
+    """What one write took along: noted in no time while the engine computes, looked at once it has ended."""
+
+    rank: int
+    numbers: Sequence[int]
+    blocks: Sequence[int]
+    num_layers: int
+
+    def sources(self) -> Iterator[tuple[int, int]]:
+        return zip(self.numbers, self.blocks, strict=True)
 
 
 class Push:
@@ -39,14 +55,13 @@ class Push:
         self,
         grant: Granted,
         peer: Peer,
-        own: PoolLayout,
-        transfers: Transfers,
+        own: OwnMemory,
         on_fault: Callable[[KvmeshError], None],
     ) -> None:
         self._grant = grant
         self._peer = peer
         self._own = own
-        self._transfers = transfers
+        self._routes = plan_routes(own.pools, peer.pools)
         self._on_fault = on_fault
         self._first = grant.start // own.block_size
         self._end = -(-grant.end // own.block_size)
@@ -57,45 +72,68 @@ class Push:
         self.computed_s = 0.0
         self.num_computed_bytes = 0
         self._num_landed_bytes = 0
-        self._layers_sent: Counter[tuple[int, int]] = Counter()
+        self._sent: list[_Sent] = []
         self._fault: KvmeshError | None = None
         self._stall: KvmeshError | None = None
         self._is_stopped = False
         self._loop = asyncio.get_running_loop()
         self._progress = asyncio.Event()
 
-    def write(self, start: int, end: int, blocks: Sequence[int], layers: LayerRange) -> None:
-        """Send these layers of tokens `start` to `end`, which lie in `blocks`; what the owner has is skipped.
+    def write(self, rank: int, start: int, end: int, blocks: Sequence[int], layers: LayerRange) -> None:
+        """Send what this rank has of these layers of tokens `start` to `end`, which lie in `blocks`; what the
+        owner has is skipped.
 
         `start` is a multiple of the block size.
         """
-        self._send(self._sources(start // self._own.block_size, blocks), layers)
+        first = start // self._own.block_size
+        low, high = max(first, self._first), min(first + len(blocks), self._end)
+        if low < high:
+            self._send(rank, range(low, high), blocks[low - first : high - first], layers)
 
-    def _send(self, sources: Sequence[tuple[int, int]], layers: LayerRange) -> None:
-        pairs = [BlockPair(block, self._grant.blocks[number - self._first]) for number, block in sources]
-        copies = plan_copies(self._own, self._peer.rank.pool, pairs, layers)
+    def write_whole(self, start: int, end: int, blocks: Sequence[int]) -> None:
+        """As `write`, of what lies there already: all layers of every rank."""
+        for rank, pool in enumerate(self._own.pools):
+            self.write(rank, start, end, blocks, pool.layers)
+
+    def _send(self, rank: int, numbers: Sequence[int], blocks: Sequence[int], layers: LayerRange) -> None:
+        """`blocks` are those of the sequence with these numbers. A thread that computes waits for it."""
+        targets = [self._grant.blocks[number - self._first] for number in numbers]
+        transfers = self._plan(rank, BlockPairs(blocks, targets), layers)
         with self._lock:
             if self._is_stopped or self._fault is not None:
                 return
-            for source in sources:
-                self._layers_sent[source] += layers.num_layers
-            if not len(copies):
+            self._sent.append(_Sent(rank, numbers, blocks, layers.num_layers))
+            if not transfers:
                 return
-            self._on_way += 1
+            self._on_way += len(transfers)
             self.began_s = self.began_s or time.monotonic()
-            self.num_bytes += copies.num_bytes
-        device = self._peer.rank.pool.device
-        self._transfers.submit(
-            Transfer(
-                "WRITE",
-                self._peer.rank.agent,
-                copies,
-                device,
-                self._may_start,
-                lambda: self._on_over(0, None),
-                lambda failure: self._on_over(copies.num_bytes, failure),
-                self._on_stalled,
-            )
+            self.num_bytes += sum(transfer.num_bytes for transfer in transfers)
+        for transfer in transfers:
+            self._own.ranks[rank].transfers.submit(transfer)
+
+    def _plan(self, rank: int, blocks: BlockPairs, layers: LayerRange) -> list[Transfer]:
+        """One to each rank of the peer that has some of it."""
+        own, pools = self._own.pools[rank], self._peer.pools
+        found = []
+        for route in self._routes:
+            first, end = max(layers.first, route.layers.first), min(layers.end, route.layers.end)
+            if route.source == rank and first < end:
+                common = LayerRange(first, end - first)
+                copies = plan_copies(own, pools[route.target], blocks, common, route.heads)
+                found.append(self._transfer(route, copies))
+        return found
+
+    def _transfer(self, route: RankRoute, copies: Copies) -> Transfer:
+        target = self._peer.card.ranks[route.target]
+        return Transfer(
+            "WRITE",
+            target.agent,
+            copies,
+            target.pool.device,
+            self._may_start,
+            lambda: self._on_over(0, None),
+            lambda failure: self._on_over(copies.num_bytes, failure),
+            self._on_stalled,
         )
 
     def note_computed(self) -> None:
@@ -116,13 +154,14 @@ class Push:
             InternalFault: the push was stopped, or `blocks` are not the whole sequence.
         """
         await self._wait_written()
-        sources = self._sources(0, blocks)
-        again = self._in_doubt(sources)
+        granted = range(self._first, min(self._end, len(blocks)))
+        again = self._in_doubt(granted, blocks)
         if again:
             self._forget_sent(again)
-            self._send(again, LayerRange(self._own.first_layer, self._own.num_layers))
+            for rank, pool in enumerate(self._own.pools):
+                self._send(rank, again, [blocks[number] for number in again], pool.layers)
             await self._wait_written()
-        is_whole = len(sources) == self._end - self._first and not self._in_doubt(sources)
+        is_whole = granted.stop == self._end and not self._in_doubt(granted, blocks)
         if self._is_stopped or not is_whole:
             raise InternalFault(reason="a push ended before all of its grant was written")
 
@@ -134,7 +173,7 @@ class Push:
         """
         notice = encode(Landing(self._grant.grant, self.num_bytes))
         told = Outcome(self._loop)
-        self._transfers.notify(self._peer.rank.agent, notice, told.settle)
+        self._own.notify(self._peer.rank.agent, notice, told.settle)
         fault = await told.wait()
         if fault is not None:
             raise fault
@@ -168,23 +207,32 @@ class Push:
         if fault is not None:
             raise fault
 
-    def _in_doubt(self, sources: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those not written exactly once, or written from another block too: one that was taken away."""
-        num_sources = Counter(number for number, _ in self._layers_sent)
-        whole = self._own.num_layers
-        return [
-            source for source in sources if num_sources[source[0]] != 1 or self._layers_sent[source] != whole
-        ]
+    def _in_doubt(self, granted: range, blocks: Sequence[int]) -> list[int]:
+        """Those that a rank has not written exactly once, or from another block too, which was taken away."""
+        doubted = [self._in_doubt_of(rank, granted, blocks) for rank in range(len(self._own.pools))]
+        return sorted(set().union(*doubted))
 
-    def _forget_sent(self, sources: Sequence[tuple[int, int]]) -> None:
-        numbers = {number for number, _ in sources}
-        for source in [source for source in self._layers_sent if source[0] in numbers]:
-            del self._layers_sent[source]
+    def _in_doubt_of(self, rank: int, granted: range, blocks: Sequence[int]) -> set[int]:
+        layers_sent: Counter[tuple[int, int]] = Counter()
+        for sent in self._sent:
+            if sent.rank == rank:
+                for source in sent.sources():
+                    layers_sent[source] += sent.num_layers
+        num_sources = Counter(number for number, _ in layers_sent)
+        whole = self._own.pools[rank].num_layers
+        return {
+            number
+            for number in granted
+            if num_sources[number] != 1 or layers_sent[number, blocks[number]] != whole
+        }
 
-    def _sources(self, first: int, blocks: Sequence[int]) -> list[tuple[int, int]]:
-        """Those of `blocks` that the grant wants, numbered in the sequence, the first of them `first`."""
-        return [
-            (number, block) for number, block in enumerate(blocks, first) if self._first <= number < self._end
+    def _forget_sent(self, numbers: Sequence[int]) -> None:
+        forgotten = set(numbers)
+        self._sent = [
+            _Sent(sent.rank, (number,), (block,), sent.num_layers)
+            for sent in self._sent
+            for number, block in sent.sources()
+            if number not in forgotten
         ]
 
     def _may_start(self) -> bool:

@@ -11,7 +11,7 @@ import re
 import socket
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -34,13 +34,38 @@ _TRANSPORTS = frozenset(("all", "tcp", *_SHARED_MEMORY, *_RDMA, *_RDMA_MORE, *_G
 class TransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[transfer]`. What is empty is left to UCX, and to the environment that the worker has."""
 
+    strategy: Annotated[
+        Literal["auto", "direct", "host"],
+        Meta(
+            description="direct: KV goes from pool to pool; host: through memory of the host, for GPUs or "
+            "links that cannot; auto: direct where the pool's device can be reached"
+        ),
+    ] = "auto"
+    staging_mib: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="with host, memory of the host in which others write and read, of all ranks; "
+            "it bounds what is on its way here at once",
+        ),
+    ] = 256
+    bounce_mib: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="with host, memory of each rank through which it writes to and reads from others",
+        ),
+    ] = 64
     interfaces: Annotated[
         list[str],
         Meta(description="network interfaces that KV may use, such as eth0 or mlx5_0:1; none: UCX chooses"),
     ] = []
     ports: Annotated[
         str,
-        Meta(description="TCP ports to listen on for KV, first-last; empty: any that is free"),
+        Meta(
+            description="TCP ports to listen on for KV, first-last; each rank takes two, and up to six "
+            "where connections hang; empty: any"
+        ),
     ] = ""
     transports: Annotated[
         list[str],

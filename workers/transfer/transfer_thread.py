@@ -11,8 +11,9 @@ NIXL has nothing to wait on, and moves only while it is looked at. A look costs 
 is one each `POLL_S` while a transfer moves, a peer may touch this memory, or something was done just now, and
 one each `IDLE_LOOK_S` otherwise, so that peers can say hello and goodbye.
 
-A transfer that takes longer than `stall_s` is told of and goes on: nothing can call it back. A call of the
-library that takes longer has hung the thread, which is a fault of the whole process.
+A transfer that takes longer than `stall_s` is told of and goes on: nothing can call it back; what follows
+goes another way (see `nixl_transport`). A call of the library that takes longer has hung the thread, which is
+a fault of the whole process.
 """
 
 import asyncio
@@ -30,7 +31,8 @@ from proto.cards import RankAgent
 from proto.codec import decode
 from proto.errors import InvalidRequest, KvmeshError, PeerGone, TransferFault
 from proto.jobs import Landing
-from workers.transfer.nixl_transport import NixlTransport, TransferState
+from workers.transfer.kv_transport import KvTransport
+from workers.transfer.nixl_agent import TransferState
 from workers.transfer.post import Post
 from workers.transfer.transfers import OnDone, OnLanding, OnMoved, Transfer
 
@@ -52,20 +54,22 @@ class _Order:
 
 @dataclass(slots=True)
 class _Moving:
+    """`posted` is what the transport knows it by; None while there is no room for it."""
+
     post: Post
-    handle: Any
     began_s: float
+    posted: Any = None
     is_stalled: bool = False
 
 
 class TransferThread:
-    """The `Transfers` of a `NixlTransport`, which it owns.
+    """The `Transfers` of a `KvTransport`, which it owns.
 
     `on_landing` and `on_moved` (a transfer that is done, and the seconds it took) are called in the thread.
     """
 
     def __init__(
-        self, transport: NixlTransport, on_landing: OnLanding, on_moved: OnMoved, stall_s: float
+        self, transport: KvTransport, on_landing: OnLanding, on_moved: OnMoved, stall_s: float
     ) -> None:
         self._stall_s = stall_s
         self._looked_s = 0.0
@@ -110,7 +114,7 @@ class TransferThread:
 
     @property
     def ailment(self) -> str:
-        """`fault`, or that what was posted does not end."""
+        """See `Transfers`."""
         stalled = [moving for moving in list(self._moving) if moving.is_stalled]
         if self.fault or not stalled:
             return self.fault
@@ -124,7 +128,7 @@ class TransferThread:
         self._put(_order_of(lambda: self._transport.notify(agent, notice), agent, on_done))
 
     def add_peer(self, agent: str, metadata: bytes, on_done: OnDone) -> None:
-        adding = _order_of(lambda: self._transport.add_peer(metadata), agent, on_done)
+        adding = _order_of(lambda: self._transport.add_peer(agent, metadata), agent, on_done)
         self._put(_Order(lambda: self._add(agent, adding), adding.refuse))
 
     def remove_peer(self, agent: str) -> None:
@@ -185,11 +189,20 @@ class TransferThread:
     def _finish_moving(self) -> None:
         """What still moves at the end keeps its memory registered: the process ends with it."""
         end_s = time.monotonic() + CLOSE_S
+        self._refuse_unposted()
         while self._moving and time.monotonic() < end_s:
             self._look()
             time.sleep(POLL_S)
         if not self._moving:
             self._transport.close()
+
+    def _refuse_unposted(self) -> None:
+        """What waited for room has none to wait for any more."""
+        unposted = [moving for moving in self._moving if moving.posted is None]
+        self._moving = [moving for moving in self._moving if moving.posted is not None]
+        for moving in unposted:
+            for transfer in moving.post.transfers:
+                transfer.on_refused()
 
     def _look(self) -> None:
         self._looked_s = time.monotonic()
@@ -228,35 +241,48 @@ class TransferThread:
 
     def _post_next(self) -> None:
         post, self._next = self._next, None
-        if post is None:
-            return
-        post.drop_unstartable()
-        if not post.transfers:
-            return
-        began_s = time.monotonic()
-        try:
-            handle = self._transport.post(post.operation, post.agent, post.copies, post.remote_device)
-        except TransferFault as error:
-            post.end(error)
-            return
-        self._moving.append(_Moving(post, handle, began_s))
-        self._check_moving()
+        if post is not None:
+            self._moving.append(_Moving(post, time.monotonic()))
+            self._check_moving()
 
     def _check_moving(self) -> None:
         self._moving = [moving for moving in self._moving if not self._is_over(moving)]
 
     def _is_over(self, moving: _Moving) -> bool:
+        if moving.posted is None and self._is_over_before(moving):
+            return True
+        if moving.posted is None:
+            self._check_age(moving)
+            return False
         fault: KvmeshError | None = None
         try:
-            if self._transport.check(moving.post.agent, moving.handle) is TransferState.MOVING:
+            if self._transport.check(moving.post.agent, moving.posted) is TransferState.MOVING:
                 self._check_age(moving)
                 return False
             moving.post.tell_moved(self._on_moved, time.monotonic() - moving.began_s)
         except TransferFault as error:
             fault = error
-        self._transport.release(moving.handle)
+        self._transport.release(moving.posted)
         moving.post.end(fault)
         return True
+
+    def _is_over_before(self, moving: _Moving) -> bool:
+        """Whether nothing of it will be posted; else it is now, if there is room."""
+        post = moving.post
+        post.drop_unstartable()
+        if not post.transfers:
+            return True
+        began_s = time.monotonic()
+        try:
+            moving.posted = self._transport.try_post(
+                post.operation, post.agent, post.copies, post.remote_device
+            )
+        except TransferFault as error:
+            post.end(error)
+            return True
+        if moving.posted is not None:
+            moving.began_s = began_s
+        return False
 
     def _check_age(self, moving: _Moving) -> None:
         age_s = time.monotonic() - moving.began_s
@@ -267,6 +293,8 @@ class TransferThread:
         size = {"agent": post.agent, "num_bytes": post.num_bytes}
         log.error("a %s has not ended after %.0f s", post.operation, age_s, extra=size)
         post.tell_stalled(self._stall_s)
+        if moving.posted is not None:
+            self._transport.note_stuck(moving.posted)
 
     def _hear_notices(self) -> None:
         for notice in self._transport.take_notices():
@@ -276,8 +304,11 @@ class TransferThread:
                 log.warning("a peer sent a notice of %d bytes that is no landing", len(notice))
 
     def _remove_leaving(self) -> None:
-        """A peer removed while something moves would seem to have failed, and its bytes might still land."""
-        for agent in self._leaving.difference(moving.post.agent for moving in self._moving):
+        """A peer removed while something moves would seem to have failed, and its bytes might still land.
+
+        Nobody waits for what is stuck: the transport keeps what it needs for it."""
+        moving = {moving.post.agent for moving in self._moving if not moving.is_stalled}
+        for agent in self._leaving - moving:
             self._leaving.discard(agent)
             try:
                 self._transport.remove_peer(agent)

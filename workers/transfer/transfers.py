@@ -21,11 +21,12 @@ def _wait_on(_: float) -> None:
 class Transfer:
     """One posted operation.
 
-    `may_start` is asked right before the post, where it is made: a holder whose grant has ended in the
-    meantime must not write. Then one of the two is called, once: `on_refused` when nothing of it was posted
-    (by who carries, or by who submits when that has ended), `on_done` with None or what went wrong. Neither
-    is called when what carries ends while the transfer moves: then nothing is known. Before, `on_stalled` is
-    called, once, when it takes longer than the seconds that any may: it may end yet, and its bytes may land.
+    `may_start` is asked right before the post, or before the order for it leaves for the process that makes
+    it: a holder whose grant has ended in the meantime must not write. Then one of the two is called, once:
+    `on_refused` when nothing of it was posted (by who carries, or by who submits when that has ended),
+    `on_done` with None or what went wrong. Neither is called when what carries ends while the transfer moves:
+    then nothing is known. Before, `on_stalled` is called, once, when it takes longer than the seconds that
+    any may: it may end yet, and its bytes may land.
     """
 
     operation: Operation
@@ -51,6 +52,11 @@ class Transfers(Protocol):
     @property
     def fault(self) -> str:
         """Why nothing moves any more, in a few words; empty while all is well."""
+        ...
+
+    @property
+    def ailment(self) -> str:
+        """`fault`, or that what was posted does not end."""
         ...
 
     def submit(self, transfer: Transfer) -> None:

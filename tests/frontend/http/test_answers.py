@@ -1,7 +1,10 @@
 """Answers: streamed and whole alike, right in text, usage and finish reason, whole on any client."""
 
 import asyncio
-from collections.abc import Callable
+import json
+import time
+from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -9,20 +12,15 @@ import pytest
 import uvloop
 from openai.types.chat import ChatCompletionMessageParam
 
-from proto.requests import GenerateRequest, Sampling, Stopping
+from frontend.openai.answers import ChatChunk
+from proto.requests import Sampling, Stopping
 from proto.streams import End
-from tests.frontend.conftest import CONTEXT_TOKENS, MODEL, Serve, events
+from proto.tokens import unpack_tokens
+from tests.frontend.conftest import CONTEXT_TOKENS, MODEL, Serve, check_whole, events, says, text_of
 from tests.frontend.scripted_mesh import Script
 
 TEXT = "The capital of France is Paris. Übermäßig schöne Wörter: naïve 日本 👩‍👩‍👧 end."
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-def says(text: str, tokenizer_json: bytes) -> Callable[[GenerateRequest], list[int]]:
-    from frontend.text.tokenizer import load_tokenizer
-
-    tokens = load_tokenizer(tokenizer_json).encode(text, add_special_tokens=False)
-    return lambda _: [*tokens, 2]
 
 
 def test_a_streamed_chat_equals_a_whole_one_and_both_are_the_workers_text(
@@ -50,6 +48,24 @@ def test_a_streamed_chat_equals_a_whole_one_and_both_are_the_workers_text(
     uvloop.run(body())
 
 
+def test_each_event_says_how_far_the_answer_is_where_that_was_asked_for(
+    serve: Serve, tokenizer_json: bytes
+) -> None:
+    async def body() -> None:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        async with serve({"w0": Script(says(TEXT, tokenizer_json))}) as served:
+            whole = (await served.chat()).json()["usage"]
+            told = events((await served.chat(stream=True, stream_options=options)).text)[:-1]
+        for event in told:
+            check_whole(ChatChunk, json.dumps(event))
+        counts = [event["usage"]["completion_tokens"] for event in told]
+        assert counts == sorted(counts)
+        assert all(event["usage"]["prompt_tokens"] == whole["prompt_tokens"] for event in told)
+        assert told[-1]["usage"] == told[-2]["usage"] == whole
+
+    uvloop.run(body())
+
+
 def test_no_event_breaks_a_character_and_done_comes_once(serve: Serve, tokenizer_json: bytes) -> None:
     async def body() -> None:
         async with serve({"w0": Script(says(TEXT, tokenizer_json))}) as served:
@@ -57,9 +73,7 @@ def test_no_event_breaks_a_character_and_done_comes_once(serve: Serve, tokenizer
         found = events(reply.text)
         assert found[-1] == "[DONE]"
         assert found.count("[DONE]") == 1
-        pieces = [event["choices"][0]["delta"].get("content", "") for event in found[:-1]]
-        assert "\ufffd" not in "".join(pieces)
-        assert "".join(pieces) == TEXT
+        assert text_of(found[:-1]) == TEXT
         assert all("usage" not in event for event in found[:-1])
 
     uvloop.run(body())
@@ -79,7 +93,7 @@ def test_a_stop_string_ends_the_text_before_it_however_frames_are_cut(
         choice = whole.json()["choices"][0]
         assert choice["message"]["content"] == "The capital of France "
         assert choice["finish_reason"] == "stop"
-        text = "".join(event["choices"][0]["delta"].get("content", "") for event in streamed[:-1])
+        text = text_of(streamed[:-1])
         assert text == "The capital of France "
         tokens = served.tokenizer.encode("The capital of France is Paris", add_special_tokens=False)
         assert whole.json()["usage"]["completion_tokens"] == len(tokens)
@@ -188,6 +202,53 @@ def test_the_worker_gets_what_the_client_asked_for_and_always_a_seed(
     uvloop.run(body())
 
 
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({}, "<|im_start|>assistant\n"),
+        ({"add_generation_prompt": False}, "Paris is<|im_end|>\n"),
+        ({"continue_final_message": True}, "<|im_start|>assistant\nParis is"),
+        ({"continue_final_message": True, "add_generation_prompt": False}, "assistant\nParis is"),
+        ({"chat_template_kwargs": {"enable_thinking": False}, "documents": []}, "<|im_start|>assistant\n"),
+    ],
+)
+def test_a_prompt_ends_where_the_client_wants_it_to(serve: Serve, fields: dict[str, Any], end: str) -> None:
+    async def body() -> None:
+        async with serve({"w0": Script(lambda _: [2])}) as served:
+            messages = [*ASK, {"role": "assistant", "content": "Paris is"}]
+            assert (await served.chat(messages=messages, **fields)).status_code == 200
+            tokens = unpack_tokens(served.mesh.routed[0].prompt)
+            prompt = b"".join(map(served.tokenizer.spelling, tokens)).decode()
+        assert prompt.endswith(end)
+
+    uvloop.run(body())
+
+
+def test_what_asks_for_nothing_is_taken_and_the_tier_is_told_if_one_was_named(serve: Serve) -> None:
+    async def body() -> None:
+        harmless = {
+            "user": "u",
+            "safety_identifier": "s",
+            "metadata": {"k": "v"},
+            "prompt_cache_key": "p",
+            "prompt_cache_retention": "24h",
+            "store": False,
+            "verbosity": "medium",
+            "modalities": ["text"],
+            "stream_options": None,
+            "tools": None,
+        }
+        async with serve({"w0": Script(lambda _: [50, 2])}) as served:
+            plain = (await served.chat(**harmless)).json()
+            named = (await served.chat(service_tier="auto")).json()
+            streamed = events((await served.chat(service_tier="auto", stream=True)).text)
+        assert "service_tier" not in plain
+        assert named["service_tier"] == "default"
+        assert {event["service_tier"] for event in streamed[:-1]} == {"default"}
+
+    uvloop.run(body())
+
+
 def test_facts_are_told_when_asked_for_and_the_request_id_comes_back(
     serve: Serve, tokenizer_json: bytes
 ) -> None:
@@ -208,6 +269,34 @@ def test_facts_are_told_when_asked_for_and_the_request_id_comes_back(
             event["kvmesh"]["choices"][0]["worker"] for event in events(streamed.text) if "kvmesh" in event
         ]
         assert "kvmesh" not in plain.json()
+
+    uvloop.run(body())
+
+
+def test_a_request_waits_from_its_first_byte_whenever_its_body_comes(serve: Serve) -> None:
+    """Who counts from the moment a request was sent, as load generators do, must find the same here."""
+
+    async def body() -> None:
+        asked = json.dumps({"model": MODEL, "messages": ASK}).encode()
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Kvmesh-Facts: 1\r\n"
+            f"Expect: 100-continue\r\nContent-Length: {len(asked)}\r\n\r\n"
+        )
+        async with serve({"w0": Script(lambda _: [50, 2])}) as served, asyncio.timeout(60):
+            address = urlsplit(served.url)
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            began_s = time.monotonic()
+            writer.write(head.encode())
+            assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")
+            arrived_s = time.monotonic()
+            for _ in range(10):
+                await served.chat()
+            sent_s = time.monotonic()
+            writer.write(asked)
+            answer = json.loads((await reader.read()).split(b"\r\n\r\n", 1)[1])
+            writer.close()
+        (facts,) = answer["kvmesh"]["choices"]
+        assert sent_s - arrived_s < facts["ttft_s"] < time.monotonic() - began_s
 
     uvloop.run(body())
 

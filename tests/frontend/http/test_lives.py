@@ -9,7 +9,7 @@ import uvloop
 
 from proto.errors import NoWorker
 from services.servers import Server
-from tests.frontend.conftest import MODEL, Serve, Served, events
+from tests.frontend.conftest import MODEL, Serve, Served, events, text_of
 from tests.frontend.scripted_mesh import Script, ScriptedWorker
 
 ANSWER = [*range(100, 160), 2]
@@ -18,7 +18,7 @@ TOLD = {"logprobs": True, "top_logprobs": 1}
 
 
 def content(body: str) -> str:
-    return "".join(event["choices"][0]["delta"].get("content", "") for event in events(body)[:-1])
+    return text_of(events(body)[:-1])
 
 
 def logprobs(body: str) -> list[Any]:
@@ -64,7 +64,7 @@ def test_frames_that_the_bus_loses_are_sent_again(serve: Serve) -> None:
 def test_a_lost_worker_shows_nowhere_in_the_text_and_what_is_told_of_it(serve: Serve) -> None:
     async def body() -> None:
         scripts = {name: Script(lambda _: ANSWER, step_s=0.015) for name in ("w0", "w1")}
-        async with serve(scripts) as served:
+        async with serve(scripts, lost_after_s=1.0) as served:
             reading = await begin(served, **TOLD)
             served.mesh.kill("w0")
             moved = await reading
@@ -182,7 +182,7 @@ def test_every_gauge_is_back_after_success_failure_and_leaving(serve: Serve) -> 
     async def body() -> None:
         async with serve({"w0": Script(lambda _: ANSWER, step_s=0.01)}) as served:
             await served.chat()
-            await served.chat(n=2)
+            await served.chat(n=0)
             leaving = await begin(served)
             leaving.cancel()
             served.mesh.refusal = NoWorker(model=MODEL)

@@ -6,8 +6,7 @@ import pytest
 import uvloop
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.frontend.conftest import MODEL, Serve, Served, events
-from tests.frontend.http.test_answers import says
+from tests.frontend.conftest import MODEL, Serve, Served, events, says
 from tests.frontend.scripted_mesh import Script
 
 TEXT = "The capital is Paris. Sch\u00f6ne W\u00f6rter: \u65e5\u672c \U0001f469 end."

@@ -18,14 +18,14 @@ async def listed(served: Served) -> list[str]:
 
 
 async def wait_listed(served: Served, models: list[str]) -> None:
-    async with asyncio.timeout(6):
+    async with asyncio.timeout(15):
         while await listed(served) != models:
             pass
 
 
 def test_vanished_keys_alone_do_not_empty_the_list_and_the_end_of_beats_does(serve: Serve) -> None:
     async def body() -> None:
-        async with serve({"w0": Script(lambda _: [50, 2])}) as served:
+        async with serve({"w0": Script(lambda _: [50, 2])}, lost_after_s=3.0) as served:
             mesh = served.mesh
             await mesh.directory.disown(keys.worker(mesh.ns, "w0"))
             await mesh.directory.delete(keys.model(mesh.ns, MODEL))
@@ -47,8 +47,10 @@ def other_card() -> ModelCard:
 def test_a_report_that_says_draining_is_newer_than_the_card_that_says_ready(serve: Serve) -> None:
     async def body() -> None:
         async with serve({"w0": Script(lambda _: [50, 2])}) as served:
+            assert (await served.http.get("/health")).status_code == 200
             served.mesh.workers["w0"].state = WorkerState.DRAINING
             await wait_listed(served, [])
+            assert (await served.http.get("/health")).status_code == 503
             served.mesh.workers["w0"].state = WorkerState.READY
             await wait_listed(served, [MODEL])
 

@@ -23,7 +23,8 @@ def _schema_format(schema: object) -> dict[str, object]:
 
 
 WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
-    ({"n": 2}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
     ({"logprobs": 5}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
@@ -31,7 +32,7 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (
@@ -76,14 +77,76 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stop": ""}, "stop"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+    ),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"stream": True, "stream_options": {"include": True}}, "stream_options"),
+    ({"store": True}, "store"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
+    ({"prompt_cache_retention": "1h"}, "prompt_cache_retention"),
+    ({"user": 5}, "user"),
+    ({"metadata": {"key": "x" * 513}}, "metadata"),
+    ({"metadata": {"key": 5}}, "metadata"),
+    ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+    ({"verbosity": "low"}, "verbosity"),
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"moderation": {"model": "m"}}, "moderation"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"documents": [{"text": "x"}]}, "documents"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
+    ({"verbosity": 10**400}, "verbosity"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": ["x"]}, "chat_template_kwargs"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
     ({"model": 5}, "model"),
 ]
+
+
+WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"best_of": 2}, "best_of"),
+    ({"n": 2, "best_of": 3}, "best_of"),
+    ({"prompt": ["x"] * 43, "n": 3}, "n"),
+    ({"prompt": ["x"] * 65}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": [[5], 5]}, "prompt"),
+    ({"prompt": [[5], "x", [True]]}, "prompt[2][0]"),
+    ({"prompt": [-1]}, "prompt[0]"),
+    ({"prompt": {"text": "x"}}, "prompt"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1, "echo": True}, "max_tokens"),
+    ({"echo": 1}, "echo"),
+    ({"suffix": "y"}, "suffix"),
+    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"prompt_logprobs": 0, "stream": True, "echo": True}, "prompt_logprobs"),
+    ({"messages": []}, "messages"),
+]
+
+
+def test_every_wrong_field_of_a_completion_is_a_400_that_names_it(serve: Serve) -> None:
+    async def body() -> None:
+        async with serve(QUIET) as served:
+            for fields, name in WRONG_COMPLETIONS:
+                asked = {"model": MODEL, "prompt": "x", **fields}
+                reply = await served.http.post("/v1/completions", json=asked)
+                assert (reply.status_code, reply.json()["error"]["param"]) == (400, name), fields
+            assert not served.mesh.routed
+
+    uvloop.run(body())
 
 
 def test_every_wrong_or_unserved_field_is_a_400_that_names_it(serve: Serve) -> None:
@@ -130,6 +193,38 @@ def test_bodies_over_the_limit_are_a_413_told_their_length_or_not(serve: Serve) 
     uvloop.run(body())
 
 
+def test_a_body_that_does_not_come_is_a_408_and_harms_nobody_else(serve: Serve) -> None:
+    async def body() -> None:
+        async with serve(QUIET, body_limit_s=0.5) as served:
+            host, port = served.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            assert (await served.chat()).status_code == 200
+            async with asyncio.timeout(20):
+                reply = (await reader.read()).decode()  # until the connection is closed
+            writer.close()
+        head, _, text = reply.partition("\r\n\r\n")
+        assert head.startswith("HTTP/1.1 408 ")
+        assert json.loads(text)["error"]["code"] == "request_timeout"
+
+    uvloop.run(body())
+
+
+def test_what_can_be_read_can_be_asked_for_by_its_head_and_other_methods_are_named(serve: Serve) -> None:
+    async def body() -> None:
+        async with serve(QUIET) as served:
+            for path in ("/v1/models", f"/v1/models/{MODEL}"):
+                head, get = await served.http.head(path), await served.http.get(path)
+                assert (head.status_code, head.content) == (200, b"")
+                assert head.headers["content-length"] == str(len(get.content))
+            options = await served.http.options("/v1/chat/completions")
+        assert options.status_code == 405
+        assert options.headers["allow"] == "POST"
+        assert options.json()["error"]["code"] == "method_not_allowed"
+
+    uvloop.run(body())
+
+
 def test_unknown_paths_methods_and_models_speak_the_same_envelope(serve: Serve) -> None:
     async def body() -> None:
         async with serve(QUIET) as served:
@@ -155,8 +250,12 @@ def test_an_overlong_prompt_is_a_400_with_both_numbers(serve: Serve) -> None:
                 await served.openai.completions.create(model=MODEL, prompt=[5] * CONTEXT_TOKENS)
             wrong = {"model": MODEL, "prompt": [5, 9999]}
             assert (await served.http.post("/v1/completions", json=wrong)).status_code == 400
+            chat = await served.chat(messages=[{"role": "user", "content": "word " * CONTEXT_TOKENS}])
         assert refused.value.code == "context_length_exceeded"
+        assert refused.value.param == "prompt"
         assert str(CONTEXT_TOKENS) in refused.value.message
+        told = chat.json()["error"]
+        assert (chat.status_code, told["code"], told["param"]) == (400, refused.value.code, "messages")
 
     uvloop.run(body())
 
@@ -204,13 +303,16 @@ def test_a_deadline_is_a_504(serve: Serve) -> None:
 
 def test_more_than_the_limit_at_once_are_refused(serve: Serve) -> None:
     async def body() -> None:
-        script = Script(lambda _: [50] * 30 + [2], step_s=0.02)
+        script = Script(lambda _: [50, 2], stop_at=0)
         async with serve({"w0": script}, live_limit=1) as served:
             first = asyncio.ensure_future(served.chat())
             await served.mesh.wait_until(lambda: len(served.mesh.routed) == 1)
-            second = await served.chat()
-            assert second.status_code == 429
-            assert (await first).status_code == 200
+            assert (await served.chat()).status_code == 429
+            first.cancel()
+            script.stop_at = None
+            async with asyncio.timeout(10):
+                while (await served.chat()).status_code != 200:
+                    pass
 
     uvloop.run(body())
 

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.openai.bodies import read_chat, read_completion
+from frontend.openai.chat_body import read_chat
+from frontend.openai.completion_body import read_completion
 from frontend.openai.constraints import read_constraint, schema_constraint
 from proto.constraints import Constraint
 from proto.errors import InvalidRequest
@@ -73,6 +74,12 @@ def test_who_says_it_twice_is_refused_by_the_name_of_the_second(fields: dict[str
     with pytest.raises(InvalidRequest) as caught:
         read_constraint(body)
     assert caught.value.values["field"] == second
+
+
+def test_the_name_of_a_schema_is_one_line() -> None:
+    format_ = {"type": "json_schema", "json_schema": {"name": "place\n", "schema": True}}
+    with pytest.raises(InvalidRequest, match=r"response_format\.json_schema\.name"):
+        read_chat(json.dumps({"model": "m", "messages": [{}], "response_format": format_}).encode())
 
 
 def test_a_schema_from_elsewhere_is_the_same_constraint_as_one_that_a_client_gives() -> None:

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.generation import Plan
-from frontend.openai.bodies import read_chat, read_completion
-from frontend.openai.plans import plan_chat, plan_completion
+from frontend.openai.chat_body import read_chat
+from frontend.openai.chat_plan import plan_chat
+from frontend.openai.completion_body import read_completion
+from frontend.openai.completion_plan import plan_completion
+from frontend.plan import Plan
 from proto.cards import KvClass, ModelCard, TextFiles
 from proto.errors import InvalidRequest
 from proto.requests import GenerateRequest, Stopping
@@ -69,7 +71,7 @@ def ask_worker(plan: Plan) -> None:
     plan_sequence(request, CARD)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(fields=BODIES, is_chat=st.booleans())
 def test_a_wild_body_is_refused_by_a_fields_name_or_taken_by_every_worker(
     fields: dict[str, Any], is_chat: bool

@@ -59,7 +59,7 @@ def tokens_told(state: StreamState) -> list[int]:
     return [unpack_logprobs(record).rank for record in state.records]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), st.integers(1, 25), st.integers(0, 25))
 def test_whatever_the_wire_does_the_tokens_are_exact_and_the_request_ends_once(
     data: st.DataObject, num_tokens: int, num_faults: int
@@ -75,7 +75,7 @@ def test_whatever_the_wire_does_the_tokens_are_exact_and_the_request_ends_once(
     assert wire.is_at_rest, "a worker still holds the request"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), st.integers(0, 20), st.floats(0.0, 1.5))
 def test_a_client_that_leaves_at_any_time_leaves_nothing_on_any_worker(
     data: st.DataObject, num_faults: int, leaves_at: float

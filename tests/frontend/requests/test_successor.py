@@ -26,7 +26,7 @@ def moving(tokens: list[int]) -> StreamState:
     return state
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(1, 25), st.integers(0, 25))
 def test_whoever_leaves_dies_or_hands_over_the_tokens_are_exact_and_the_request_ends_once(
     data: st.DataObject, num_tokens: int, num_faults: int
@@ -41,7 +41,7 @@ def test_whoever_leaves_dies_or_hands_over_the_tokens_are_exact_and_the_request_
     assert wire.is_at_rest, "a worker still holds the request"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), st.integers(0, 20), st.floats(0.0, 1.5))
 def test_a_client_that_leaves_in_mid_move_leaves_nothing_on_either_worker(
     data: st.DataObject, num_faults: int, leaves_at: float

@@ -3,7 +3,7 @@ from datetime import datetime
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from frontend.text.chat_messages import Chat
+from frontend.text.chat_messages import Chat, ChatEnd, Message
 from frontend.text.chat_template import compile_chat_template
 from proto.errors import DeadlineExceeded, InvalidRequest, InvalidSetting
 
@@ -58,14 +58,20 @@ def test_parts_other_than_text_are_refused_by_name(part: object) -> None:
     assert refused.value.values["field"] == "messages[1].content"
 
 
-def test_arguments_of_tool_calls_reach_the_template_as_values() -> None:
-    call = {"type": "function", "function": {"name": "f", "arguments": '{"city": "서울"}'}}
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [('{"city": "서울"}', '{"city": "서울"}'), ("", "{}"), ('{"a": 1', '"{\\"a\\": 1"'), ("[1]", '"[1]"')],
+)
+def test_arguments_of_tool_calls_reach_the_template_as_values_and_as_text_where_they_are_none(
+    arguments: str, written: str
+) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
     message: dict[str, object] = {"role": "assistant", "content": None, "tool_calls": [call]}
     source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}{{ 'content' in messages[0] }}"
-    assert _render(source, message) == '{"city": "서울"}False'
+    assert _render(source, message) == f"{written}False"
 
 
-@pytest.mark.parametrize("calls", [7, [7], [{"function": None}], [{"function": {"arguments": "{"}}]])
+@pytest.mark.parametrize("calls", [7, [7], [{"function": None}]])
 def test_broken_tool_calls_are_refused_by_name(calls: object) -> None:
     with pytest.raises(InvalidRequest) as refused:
         _render("x", {"role": "assistant", "tool_calls": calls})
@@ -154,3 +160,41 @@ def test_a_prompt_of_exactly_the_limit_passes() -> None:
 def test_a_template_with_a_mistake_in_its_syntax_is_refused_when_compiled() -> None:
     with pytest.raises(InvalidSetting, match="chat template"):
         compile_chat_template("{% if %}", {})
+
+
+_ASKED = "<user>The answer</><assistant>"
+_TURNS = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content|trim }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "prompt"),
+    [
+        ("The answer", _ASKED + "The answer"),
+        ("The answer is ", _ASKED + "The answer is "),
+        ("", _ASKED),
+        (
+            [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            _ASKED + "a\nb",
+        ),
+    ],
+)
+def test_a_last_message_goes_on_where_its_content_ends(content: object, prompt: str) -> None:
+    messages: list[Message] = [
+        {"role": "user", "content": "The answer"},
+        {"role": "assistant", "content": content},
+    ]
+    template = compile_chat_template(_TURNS, {})
+    assert template.render(Chat(messages, end=ChatEnd.WITHIN)) == prompt
+    assert template.render(Chat(messages[:1], end=ChatEnd.CLOSED)) == "<user>The answer</>"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[0].role }}", "{{ messages[0].content }}{{ messages[0].content }}"]
+)
+def test_a_template_that_does_not_write_a_message_once_cannot_go_on_with_it(source: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        compile_chat_template(source, {}).render(Chat([_USER], end=ChatEnd.WITHIN))
+    assert refused.value.values["field"] == "continue_final_message"

@@ -42,7 +42,9 @@ def test_text_streams_as_it_decodes_at_once_however_it_is_cut(text: str, cuts: l
 @given(_TEXTS)
 def test_one_token_at_a_time_never_breaks_a_character(text: str) -> None:
     tokens = byte_level().encode(text).ids
-    streamed = _stream(Detokenizer(_BYTE_LEVEL), [[token] for token in tokens])
+    detokenizer = Detokenizer(_BYTE_LEVEL)
+    streamed = [*map(detokenizer.push_one, tokens), detokenizer.flush()]
+    assert streamed == _stream(Detokenizer(_BYTE_LEVEL), [[token] for token in tokens])
     assert sum(piece.count("\ufffd") for piece in streamed) == text.count("\ufffd")
     assert streamed[-1] == ""
 
@@ -51,6 +53,9 @@ def test_one_token_at_a_time_never_breaks_a_character(text: str) -> None:
 def test_random_tokens_stream_as_they_decode_at_once(tokens: list[int], cuts: list[int]) -> None:
     streamed = _stream(Detokenizer(_BYTE_LEVEL), _pieces(tokens, cuts))
     assert "".join(streamed) == byte_level().decode(tokens)
+    detokenizer = Detokenizer(_BYTE_LEVEL)
+    one_by_one = [*map(detokenizer.push_one, tokens), detokenizer.flush()]
+    assert "".join(one_by_one) == "".join(streamed)
 
 
 def _decode_after_a_prompt(tokenizer: Tokenizer, tokens: list[int]) -> str:

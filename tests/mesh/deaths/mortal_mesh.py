@@ -154,7 +154,7 @@ class MortalMesh:
         argv = [sys.executable, "-m", "services.cli", "worker", "--name", name, "--engine", "simulated"]
         argv += ["--model", str(self._model), "--bus-url", self.nats.url, "--admin-port", str(port)]
         argv += ["--directory-endpoints", self.etcd.url, "--mesh-drain-limit-s", "5"]
-        argv += ["--directory-connect-timeout-s", "120"]
+        argv += ["--directory-connect-timeout-s", "120", "--directory-wrong-server-after-s", "120"]
         log = self.running.state / "logs" / f"{name}.log"
         return spawn_child(argv, log=log, environ=os.environ | environ)
 

@@ -76,7 +76,7 @@ def strike_in_turn(mesh: MortalMesh, saboteur: Saboteur, strikes: list[tuple[str
             wait_all_back(mesh, pids)
             wait_served(mesh, crowd)
     wrongs = crowd.wrongs(expected)
-    assert [one for one in wrongs if one.status != REFUSED or not saboteur.may_refuse(one.began_s)] == []
+    assert [one for one in wrongs if one.status != REFUSED or not saboteur.may_refuse(one)] == []
 
 
 def wait_all_back(mesh: MortalMesh, pids: dict[str, int]) -> None:

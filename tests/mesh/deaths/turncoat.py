@@ -24,6 +24,7 @@ from services.directory import Directory, DirectorySettings, open_directory
 from services.orders import read_card, read_order
 from services.servers import Server, reserve_port
 from tests.mesh.deaths.conftest import PREFILL
+from tests.mesh.deaths.crowd import Reading
 from tests.mesh.deaths.mortal_mesh import TIMES, MortalMesh
 from tests.mesh.roles.switching import Operator, open_operator, other
 from tests.workers.harness import until
@@ -171,9 +172,13 @@ class Saboteur:
             assert victim == "nats" or looks.refused == []
             return stood
 
-    def may_refuse(self, at_s: float) -> bool:
-        """Whether a request that came then may have been told to come again: the bus was away."""
-        return any(began_s <= at_s <= ended_s + RECONNECT_S for began_s, ended_s in self._outages)
+    def may_refuse(self, reading: Reading) -> bool:
+        """Whether it may have been told to come again: the bus went while it was on its way, or was away."""
+        told_s = reading.ended_s
+        return told_s is not None and any(
+            began_s <= told_s and reading.began_s <= ended_s + RECONNECT_S
+            for began_s, ended_s in self._outages
+        )
 
     async def _reach(self, looks: Looks, victim: str, stage: RoleStage) -> int:
         """The epoch before the switch that has met a death. Prompts are prefilled all the while."""

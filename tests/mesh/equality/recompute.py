@@ -4,7 +4,7 @@ Sampling, stops and limits are said here a second time, as plainly as possible.
 """
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ import torch
 from pytest import approx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from frontend.choices import seed_of
 from proto.requests import MAX_SEED
 from services.grammars.vocabulary import Masks, Vocabulary
 from tests.mesh.equality.asking import Answer, Heard, Text, Worth
@@ -31,7 +32,8 @@ UNFINISHED = "\ufffd"
 class Course:
     """One choice: its tokens in full, and those of them that rounding cannot change.
 
-    `num_firm` is None while no token was a near-tie. `worths` are those of the tokens that are shown.
+    `num_firm` is None while no token was a near-tie. `worths` are those of the tokens that are shown. `said`
+    is what is shown before them.
     """
 
     tokens: list[int]
@@ -39,6 +41,7 @@ class Course:
     finish: str
     num_firm: int | None
     worths: list[Worth]
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,10 +107,10 @@ class Recompute:
         asks = row.asks
         if row.stop_at is not None:
             asks = self._stop(asks, self._run(prompts[0], asks).tokens, row.stop_at)
-        by_prompt = {prompt: self._run(prompt, asks) for prompt in dict.fromkeys(prompts)}
-        courses = [by_prompt[prompt] for prompt in prompts]
+        by_prompt = {prompt: self._run_each(prompt, asks) for prompt in dict.fromkeys(prompts)}
+        courses = [course for prompt in prompts for course in by_prompt[prompt]]
         answer = Answer(
-            [Text(course.text, course.finish) for course in courses],
+            [Text(course.said + course.text, course.finish) for course in courses],
             sum(map(len, prompts)),
             sum(len(course.tokens) for course in courses),
         )
@@ -129,6 +132,13 @@ class Recompute:
         if isinstance(prompt, str):
             return prompt
         return str(self._tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False))
+
+    def _run_each(self, prompt: Tokens, asks: Asks) -> list[Course]:
+        """The choices of a prompt: each by a seed of its own, and after the prompt where that is wanted."""
+        seeds = [seed_of((asks.seed or 0) & MAX_SEED, number) for number in range(asks.n)]
+        courses = [self._run(prompt, msgspec.structs.replace(asks, seed=seed)) for seed in seeds]
+        said = self._text(list(prompt)) if asks.echo else ""
+        return [replace(course, said=said) for course in courses]
 
     def _run(self, prompt: Tokens, asks: Asks) -> Course:
         tokens: list[int] = []
@@ -205,9 +215,9 @@ class Recompute:
 
     def _firm_text(self, course: Course) -> str:
         if course.num_firm is None:
-            return course.text
+            return course.said + course.text
         firm = self._text(course.tokens[: course.num_firm]).rstrip(UNFINISHED)
-        return firm[: len(course.text)]
+        return course.said + firm[: len(course.text)]
 
     def _stop(self, asks: Asks, tokens: list[int], where: StopAt) -> Asks:
         """`asks` with the field that stops the answer `tokens` there."""

@@ -41,6 +41,8 @@ class Asks(msgspec.Struct, frozen=True, omit_defaults=True):
     response_format: dict[str, object] | None = None
     guided_json: dict[str, object] | None = None
     guided_choice: list[str] | None = None
+    n: int = 1
+    echo: bool = False
 
     @property
     def constraint(self) -> Constraint | None:
@@ -68,7 +70,7 @@ class StopAt(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One request. `prompts` are several only where the endpoint takes several: they are its choices."""
+    """One request. `prompts` are several only where the endpoint takes several; each has `asks.n` choices."""
 
     name: str
     prompts: list[str] | list[Tokens] | list[list[dict[str, str]]]
@@ -112,6 +114,8 @@ ALL_AT_ONCE = Asks(
     logprobs=True,
     top_logprobs=2,
 )
+BETWEEN_TWO = Asks(16, 0.9, seed=6, logit_bias={50: 100.0, 60: 100.0}, frequency_penalty=0.1, logprobs=1)
+"""What was said guesses well what is drawn next, and never surely."""
 SCHEMA: dict[str, object] = {
     "type": "object",
     "properties": {
@@ -139,7 +143,8 @@ TALK = [
     {"role": "user", "content": "And what did it look for, every morning?"},
 ]
 
-CROWD = Row("crowd", 22 * [some_tokens(5, 23)], Asks(136, temperature=0, ignore_eos=True))
+TWO = [some_tokens(17, 39), some_tokens(26, 44)]
+CROWD = Row("crowd", 28 * [some_tokens(5, 23)], Asks(136, temperature=0, ignore_eos=True))
 """Sequences that are let in with a block each, and then grow beyond the pool: they share no full block."""
 
 ROWS = [
@@ -170,6 +175,10 @@ ROWS = [
     Row("seeded, narrowed", [some_tokens(61, 18)], NARROWED),
     Row("seeded, one token", [some_tokens(62, 19)], Asks(1, temperature=0.8, seed=7)),
     Row("negative seed", [some_tokens(63, 20)], NEGATIVE_SEED),
+    Row("two choices", [some_tokens(24, 38)], Asks(10, 0.8, seed=11, n=2)),
+    Row("two choices in a chat", [TALK], Asks(6, 1.0, seed=12, n=2), endpoint="chat/completions"),
+    Row("two choices of each of two prompts, of one token", TWO, Asks(1, 0.9, seed=13, n=2)),
+    Row("echo", ["Once upon a time a small fox lived beside a quiet river"], Asks(6, 0, echo=True)),
     Row("two prompts", [some_tokens(20, 21), some_tokens(45, 22)], GREEDY),
     Row("penalised", [some_tokens(20, 25)], PENALISED),
     Row("penalised, one token", [some_tokens(21, 26)], msgspec.structs.replace(PENALISED, max_tokens=1)),
@@ -183,6 +192,8 @@ ROWS = [
     Row("those before a stop", [some_tokens(37, 16)], Asks(16, 0, logprobs=1), StopAt.SPLIT_STRING),
     Row("all at once, in a chat", [TALK], ALL_AT_ONCE, endpoint="chat/completions"),
     Row("those of the prompt", [some_tokens(28, 32)], Asks(3, 0, prompt_logprobs=2)),
+    Row("goes round", [some_tokens(14, 36)], Asks(14, 0, logit_bias={50: 100.0})),
+    Row("between two", [some_tokens(15, 37)], BETWEEN_TWO),
     Row("of a schema", [some_tokens(29, 33)], GREEDY_OF_SCHEMA),
     Row("of a schema, cut", [some_tokens(31, 34)], Asks(5, 0, response_format=OF_SCHEMA)),
     Row("of a schema, drawn in a chat", [TALK], DRAWN_OF_SCHEMA, endpoint="chat/completions"),

@@ -20,7 +20,7 @@ from tests.mesh.equality.asking import Heard, ask
 from tests.mesh.equality.cells import Delivery
 from tests.mesh.equality.recompute import Expected, Recompute
 from tests.mesh.equality.rows import CONTEXT, Asks, Row, some_tokens
-from tests.mesh.equality.test_matrix import ENVIRON
+from tests.mesh.equality.test_matrix import ENVIRON, SPECULATING
 from tests.mesh.running_mesh import RunningMesh, run_mesh
 from tests.tiny_model import write_tiny
 
@@ -52,9 +52,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
-    """Two decode workers."""
+    """Two decode workers, which guess."""
     flags = ("--decode", "2", "--prefill", "0")
-    with run_mesh(tmp_path_factory.mktemp("pair"), str(model), *flags, environ=ENVIRON) as mesh:
+    with run_mesh(tmp_path_factory.mktemp("pair"), str(model), *flags, environ=ENVIRON | SPECULATING) as mesh:
         mesh.wait_until("both are ready", lambda: "ready after" in mesh.output(), LIMIT_S)
         yield mesh
 

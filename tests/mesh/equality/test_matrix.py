@@ -13,7 +13,7 @@ from tests.mesh.equality.stage import Counts, Stage, Told, count, num_primed
 from tests.mesh.running_mesh import RunningMesh, run_mesh
 from tests.tiny_model import EOS_TOKEN_IDS, write_eos, write_tiny
 
-NUM_BLOCKS = 344
+NUM_BLOCKS = 456
 MOST_NEAR_TIES = 1
 ENVIRON = {
     "KVMESH_WORKER_BLOCK_SIZE": str(BLOCK),
@@ -21,6 +21,10 @@ ENVIRON = {
     "KVMESH_WORKER_REMOTE_MIN_TOKENS": str(BLOCK),
     "KVMESH_WORKER_PREFILL_CHOICE": "threshold",
     "KVMESH_WORKER_STEP_TOKENS": "128",  # the longest prompts are computed in two chunks
+}
+SPECULATING = {
+    "KVMESH_WORKER_SPECULATIVE": "ngram",
+    "KVMESH_WORKER_NGRAM_MIN_TOKENS": "1",  # short answers say few things twice
 }
 
 
@@ -45,15 +49,18 @@ def crowd(model: Path) -> Expected:
 
 @pytest.fixture(scope="module")
 def local(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
-    """One decode worker, alone."""
-    with run_mesh(tmp_path_factory.mktemp("local"), str(model), "--prefill", "0", environ=ENVIRON) as mesh:
+    """One decode worker, alone, that guesses."""
+    folder, environ = tmp_path_factory.mktemp("local"), ENVIRON | SPECULATING
+    with run_mesh(folder, str(model), "--prefill", "0", environ=environ) as mesh:
         yield mesh
 
 
 @pytest.fixture(scope="module")
 def remote(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
-    """A prefill and a decode worker; a block of new tokens goes from one to the other."""
-    with run_mesh(tmp_path_factory.mktemp("remote"), str(model), environ=ENVIRON) as mesh:
+    """A prefill and a decode worker, neither of which guesses; a block of new tokens goes from one to the
+    other."""
+    environ = ENVIRON | {"KVMESH_WORKER_SPECULATIVE": "off"}
+    with run_mesh(tmp_path_factory.mktemp("remote"), str(model), environ=environ) as mesh:
         mesh.wait_until("all workers are ready", lambda: "ready after" in mesh.output(), 60)
         yield mesh
 
@@ -61,6 +68,22 @@ def remote(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 def test_few_rows_come_to_a_near_tie(table: list[Expected], crowd: Expected) -> None:
     near_ties = [expected.row.name for expected in (*table, crowd) if expected.is_near_tie]
     assert len(near_ties) <= MOST_NEAR_TIES, near_ties
+
+
+def test_the_pool_holds_the_whole_table_at_once_and_not_the_crowd(
+    table: list[Expected], crowd: Expected
+) -> None:
+    assert sum(map(most_blocks, table)) <= NUM_BLOCKS < most_blocks(crowd)
+
+
+def most_blocks(expected: Expected) -> int:
+    """Blocks that its sequences fill at their longest; those of one prompt share its full ones."""
+    most = 0
+    for prompt in expected.prompts:
+        num_shared = (len(prompt) - 1) // BLOCK
+        longest = min(CONTEXT, len(prompt) + (expected.asks.max_tokens or CONTEXT))
+        most += num_shared + expected.asks.n * (-(-longest // BLOCK) - num_shared)
+    return most
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
@@ -80,14 +103,15 @@ def test_every_kind_of_request_has_the_answer_of_a_full_recompute(
 
 def check_cached(cell: Cell, told: Told) -> None:
     """Exactly what is warm is a hit, except where others were so many that it was evicted, and where the
-    logits of the prompt are wanted: all of it is computed."""
+    logits of the prompt are wanted: all of it is computed. Of several choices the first one counts."""
     is_scored = told.expected.asks.prompt_logprobs is not None
     primed = [0 if is_scored else num_primed(prompt, cell.warmth) for prompt in told.expected.prompts]
     if cell.load is Load.PREEMPTED:
         assert told.heard.num_cached <= sum(primed), told.expected.row.name
     else:
         assert told.heard.num_cached == sum(primed), told.expected.row.name
-        assert [facts.cached_tokens for facts in told.heard.facts] == primed
+        if told.expected.asks.n == 1:
+            assert [facts.cached_tokens for facts in told.heard.facts] == primed
 
 
 def check_counts(cell: Cell, counts: Counts) -> None:
@@ -151,6 +175,14 @@ def test_a_grammar_that_only_a_worker_finds_fault_with_is_a_400_that_names_the_f
     error = reply.json()["error"]
     assert (error["code"], error["param"]) == ("invalid_request", "guided_grammar")
     assert "nobody" in error["message"]
+
+
+def test_guesses_were_tried_in_one_mesh_and_not_in_the_other(local: RunningMesh, remote: RunningMesh) -> None:
+    num_drafted, num_accepted = (
+        local.metric("decode-0", f"kvmesh_{what}_tokens_total") for what in ("drafted", "accepted")
+    )
+    assert 0 < num_accepted < num_drafted
+    assert remote.metric("decode-0", "kvmesh_drafted_tokens_total") == 0
 
 
 @pytest.mark.parametrize("where", Where, ids=lambda where: where.value)

@@ -1,14 +1,15 @@
 """An operator who orders the workers of a mesh into other roles over its bus, and looks at how that goes."""
 
 import time
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from proto import subjects
 from proto.control import ControlRequest
 from proto.reports import BEATS, LoadReport
-from proto.roles import AskRole, Role, RoleProgress, SwitchRole, WorkerState
+from proto.roles import AskRole, Role, RoleProgress, RoleStage, SwitchRole, WorkerState
 from services.bus import Bus, BusSettings, Delivery, open_bus
 from services.worker_ask import Reply, ask_worker
 from tests.mesh.running_mesh import RunningMesh
@@ -20,13 +21,18 @@ PATIENT_S = 120.0
 
 @dataclass(frozen=True)
 class Flip:
-    """A switch that is done. Units: on the monotonic clock, from the order to the answer that it is."""
+    """A switch that is done.
+
+    Units: on the monotonic clock, from the order to the answer that it is; `stage_s` is how long it was in
+    each stage, as far as answers tell: what is before the first one counts to the stage that it names.
+    """
 
     worker: str
     role: Role
     epoch: int
     began_s: float
     ended_s: float
+    stage_s: Mapping[RoleStage, float]
 
     @property
     def took_s(self) -> float:
@@ -68,14 +74,16 @@ class Operator:
     async def become(self, worker: str, role: Role) -> Flip:
         """It takes `role`, and is ready in the next epoch."""
         epoch = (await self.ask(worker)).epoch + 1
-        began_s = time.monotonic()
+        stage_s: dict[RoleStage, float] = defaultdict(float)
+        began_s = heard_s = time.monotonic()
         progress = await self.order(worker, role)
         while progress.wanted is not None:
-            assert time.monotonic() < began_s + PATIENT_S, progress
-            progress = await self.ask(worker)
-        ended_s = time.monotonic()
+            assert heard_s < began_s + PATIENT_S, progress
+            stage, before_s = progress.stage, heard_s
+            progress, heard_s = await self.ask(worker), time.monotonic()
+            stage_s[stage] += heard_s - before_s
         assert (progress.role, progress.epoch, progress.state) == (role, epoch, WorkerState.READY), progress
-        return Flip(worker, role, epoch, began_s, ended_s)
+        return Flip(worker, role, epoch, began_s, heard_s, stage_s)
 
     async def wait_served(self, flip: Flip) -> None:
         """Until some work of the new role has ended there."""

@@ -78,6 +78,9 @@ def test_sixty_flips_under_three_thousand_requests_change_no_answer_and_leave_al
     asyncio.run(flip_under_load(mesh, num_flips=60, num_requests=3000))
     mesh.wait_at_rest()
     check_flat(before, read_figures(mesh))
+    workers = mesh.worker_names().values()
+    pulled = sum(mesh.metric(child, "kvmesh_hand_overs_total", outcome="pulled") for child in workers)
+    assert pulled > 0, "nothing ever ran where a role was changed"
 
 
 async def flip_under_load(mesh: RunningMesh, num_flips: int, num_requests: int) -> None:
@@ -118,15 +121,15 @@ def check_served(mesh: RunningMesh, names: dict[str, str], flips: list[Flip]) ->
     for flip in flips:
         labels = {"role": flip.role.value, "epoch": str(flip.epoch)}
         assert mesh.metric(names[flip.worker], "kvmesh_served_total", **labels) > 0, flip
-    pulled = sum(mesh.metric(child, "kvmesh_hand_overs_total", outcome="pulled") for child in names.values())
-    assert pulled > 0, "nothing ever ran where a role was changed"
 
 
 def check_flat(before: dict[str, Figures], after: dict[str, Figures]) -> None:
+    """Pools of threads fill as they are used: no worker has more in the end than any had in the beginning."""
+    most_threads = max(was.num_threads for was in before.values())
     for child, was in before.items():
         now = after[child]
         print(child, was, now)
         assert now.blocks == was.blocks
-        assert now.num_threads <= was.num_threads, (child, was, now)
+        assert now.num_threads <= most_threads, (child, was, now)
         assert now.num_files <= was.num_files + 8, (child, was, now)
         assert now.private_mib <= was.private_mib + GROWTH_MIB, (child, was, now)

@@ -109,7 +109,7 @@ def test_what_would_compile_for_ever_is_refused_and_the_next_is_tried() -> None:
         await trials.check(GOOD)
         assert "more than 1 s" in str(await refusal(trials, ENDLESS)), "and that is known from now on"
 
-    with_trials(body, cpu_s=1)
+    with_trials(body)
 
 
 def test_a_caller_that_leaves_in_mid_trial_leaves_no_verdict_to_another() -> None:
@@ -122,6 +122,20 @@ def test_a_caller_that_leaves_in_mid_trial_leaves_no_verdict_to_another() -> Non
         assert leaving.cancelled()
 
     with_trials(body)
+
+
+def test_others_are_tried_beside_what_would_compile_for_ever_however_many_ask_for_it() -> None:
+    async def body(trials: Trials) -> None:
+        endless = [asyncio.create_task(trials.check(ENDLESS), name=f"{number}") for number in range(3)]
+        await asyncio.wait(endless, timeout=0)
+        await trials.check(GOOD)
+        assert "unclosed group" in str(await refusal(trials, BAD))
+        assert not any(each.done() for each in endless)
+        for each in endless:
+            each.cancel()
+        await asyncio.wait(endless)
+
+    with_trials(body, cpu_s=50)
 
 
 def test_many_that_ask_at_once_each_get_their_own_verdict() -> None:

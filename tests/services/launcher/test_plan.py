@@ -55,10 +55,33 @@ def test_workers_are_pinned_and_compute_with_as_many_threads_as_cores() -> None:
     assert specs[0].cores == specs[-1].cores == ()
 
 
-def test_frontends_take_ports_in_a_row() -> None:
+def test_frontends_share_their_port_and_each_has_an_admin_port() -> None:
     specs = _plan(UpSettings(port=8100, frontends=2, routers=2, prefill="0"))
     assert [spec.name for spec in specs] == ["router-0", "router-1", "decode-0", "frontend-0", "frontend-1"]
-    assert [_flags(spec)["--port"] for spec in specs[3:]] == ["8100", "8101"]
+    assert all(spec.argv[-3:] == ("--port", "8100", "--shares-port") for spec in specs[3:])
+    assert len({spec.admin_port for spec in specs}) == 5
+    assert "--shares-port" not in _plan(UpSettings())[-1].argv
+
+
+def test_workers_are_told_of_parsers_that_were_named_and_else_go_by_their_own_settings() -> None:
+    named = _plan(UpSettings(tool_parser="hermes", reasoning_parser="none"))[2]
+    assert (_settings_of(named).tool_parser, _settings_of(named).reasoning_parser) == ("hermes", "none")
+    assert not any("parser" in word for word in _plan(UpSettings())[2].argv)
+
+
+def test_workers_of_a_role_have_the_ranks_that_it_is_told() -> None:
+    specs = _plan(UpSettings(prefill_tp=2, decode_pp=3, decode="2"))
+    ranks = [(_settings_of(spec).tp, _settings_of(spec).pp) for spec in specs if spec.kind == "worker"]
+    assert ranks == [(2, 1), (1, 3), (1, 3)]
+    assert not any(word in ("--tp", "--pp") for spec in _plan(UpSettings()) for word in spec.argv)
+
+
+def test_workers_of_many_ranks_are_put_on_gpus_by_name_alone() -> None:
+    server = Machine(cores=(0, 1), gpus=(0, 1, 2, 3))
+    with pytest.raises(InvalidSetting, match=r"up\.decode: workers of 2 ranks: name .* as cuda:0,cuda:2"):
+        plan_places(UpSettings(prefill="0", decode_tp=2), server)
+    places = plan_places(UpSettings(prefill="0", decode="cuda:0,cuda:2", decode_tp=2), server)
+    assert [place.device for place in places.decode] == ["cuda:0", "cuda:2"]
 
 
 @pytest.mark.parametrize("engine", ["torch", "simulated"])

@@ -13,9 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from proto.errors import InvalidSetting
 from services.launcher.state import lock_state, read_mesh
-from services.launcher.up import check_ports_are_free
 from services.servers import reserve_port
 from tests.tiny_model import write_tiny_llama
 
@@ -90,11 +88,6 @@ def test_a_folder_in_use_is_refused(model: Path, tmp_path: Path) -> None:
     with lock_state(tmp_path), _up(model, tmp_path) as up:
         assert f"belongs to a mesh that runs (process {os.getpid()})" in up.read_to_end()
         assert up.process.returncode == 2
-
-
-def test_ports_beyond_the_last_one_are_refused() -> None:
-    with pytest.raises(InvalidSetting, match=r"up\.port.*65535"):
-        check_ports_are_free("127.0.0.1", 65535, 2)
 
 
 def test_a_child_that_cannot_start_ends_the_launch_with_the_end_of_its_log(

@@ -5,6 +5,7 @@ import hashlib
 import msgspec
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from frontend.text.chat_messages import Chat
@@ -46,6 +47,18 @@ def test_the_folder_says_what_a_model_card_needs(folder: ModelFolder) -> None:
 def test_the_weights_are_those_that_gave_the_stored_answers(folder: ModelFolder) -> None:
     weights = hashlib.sha256((folder.path / "model.safetensors").read_bytes()).hexdigest()
     assert weights == _golden().weights_sha256
+
+
+def test_a_chat_in_parts_has_the_tokens_of_the_whole(folder: ModelFolder) -> None:
+    tokenizer_json = folder.tokenizer_path.read_bytes()
+    tokenizer = load_tokenizer(tokenizer_json, kept_bytes=100_000)
+    template = compile_chat_template(folder.chat_template, {"bos_token": folder.bos_token})
+    words = [" <|im_end|>", "안녕하세요 👩‍👩‍👧‍👦\n", "def f(x):\n    return x*3.25  # <|im_", QUESTION * 20]
+    messages = [{"role": "user", "content": word * 3} for word in words]
+    for end in range(1, len(messages) + 1):
+        prompt = template.render(Chat(messages[:end]))
+        whole = Tokenizer.from_buffer(tokenizer_json).encode(prompt, add_special_tokens=False)
+        assert tokenizer.encode(prompt, add_special_tokens=False) == whole.ids
 
 
 def test_the_capital_of_france_is_paris(folder: ModelFolder) -> None:

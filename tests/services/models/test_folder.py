@@ -51,9 +51,11 @@ def test_special_tokens_are_read_in_both_forms(folder: Path) -> None:
     assert (model.bos_token, model.eos_token) == ("", "</s>")
 
 
-def test_the_template_is_the_file_or_the_key_or_its_default(folder: Path) -> None:
+def test_the_template_is_the_file_or_the_key_or_its_default_and_that_for_tools(folder: Path) -> None:
     templates = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     _write(folder / "tokenizer_config.json", {"chat_template": templates})
+    assert read_model_folder(folder, "tiny").chat_template == "{% if tools %}T{% else %}D{% endif %}"
+    _write(folder / "tokenizer_config.json", {"chat_template": templates[1:]})
     assert read_model_folder(folder, "tiny").chat_template == "D"
     _write(folder / "tokenizer_config.json", {"chat_template": "K"})
     assert read_model_folder(folder, "tiny").chat_template == "K"

@@ -115,6 +115,18 @@ def test_a_shortage_within_the_noise_has_to_last_and_a_plain_one_has_not(
     assert planning.decide(picture, 100 * LONG_S).action == "begin"
 
 
+def test_a_shortage_that_clients_feel_has_not_to_outlast_the_noise() -> None:
+    """Decode workers fall behind by less than the noise of what comes; late tokens are no noise."""
+    picture = _picture(Split(4, 4), Load(9_000.0, 4_800.0, 1000.0), noise=0.2)
+    for itl_s, action in ((0.019, "hold"), (0.03, "begin")):
+        felt, planning = msgspec.structs.replace(picture, itl_s=itl_s), Planning(RULES)
+        planning.decide(felt, LONG_S)
+        decision = planning.decide(felt, LONG_S + RULES.confirm_s)
+        assert decision.action == action
+        assert decision.now is not None
+        assert decision.now.least < 1.0
+
+
 def test_a_move_the_other_way_waits_until_it_has_cooled_down() -> None:
     planning = _settled(_picture(Split(4, 4), PROMPTS))
     planning.note_done(Move("d-0", Role.PREFILL), LONG_S)

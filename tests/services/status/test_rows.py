@@ -1,11 +1,15 @@
 """One worker as one line: the newest word wins, and `leaving` is final."""
 
+from io import StringIO
+
 import msgspec
+from rich.console import Console
 
 from proto.cards import KvClass, WorkerCard
 from proto.reports import LoadReport
 from proto.roles import Order, Role, WorkerState
 from services.status.rows import make_rows
+from services.status.tables import workers_table
 
 
 def _card(worker: str = "w", epoch: int = 1, state: WorkerState = WorkerState.READY) -> WorkerCard:
@@ -88,3 +92,15 @@ def test_of_words_of_one_epoch_the_one_after_more_changes_is_the_newer() -> None
     draining = msgspec.structs.replace(_card(state=WorkerState.DRAINING), change=1)
     back = msgspec.structs.replace(_report(), change=2)
     assert make_rows({"w": draining}, {"w": back}, {"w"}, {})[0].state == "ready"
+
+
+def test_a_line_below_names_those_whose_kv_goes_by_way_of_the_host() -> None:
+    staged = msgspec.structs.replace(_card("staged"), strategy="host")
+    rows = make_rows({"staged": staged, "plain": _card("plain")}, {}, set(), {})
+    assert [row.strategy for row in rows] == ["direct", "host"]
+    output = StringIO()
+    console = Console(file=output, width=80)
+    console.print(workers_table(rows))
+    console.print(workers_table(rows[:1]))
+    assert output.getvalue().count("by way of the host's memory: staged\n") == 1
+    assert output.getvalue().count("by way of") == 1

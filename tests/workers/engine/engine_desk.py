@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 
 from proto.errors import Fault
 from proto.events import BlocksStored, unpack_hashes
+from proto.layout import LayerRange
 from tests.workers.engine.witness_runner import VOCAB_SIZE, WitnessRunner
 from workers.engine.engine import Engine
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.runner import SampleParams
 from workers.engine.sequence import SequenceKind, SequenceSpec
+from workers.engine.speculation import Drafting
 from workers.engine.step import StepOutput
 
 SALT = b"salt"
@@ -84,7 +86,7 @@ class Record:
     faults: dict[str, Fault] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
     frozen: set[str] = field(default_factory=set)
-    layers: list[tuple[str, int, int, list[int], int, int]] = field(default_factory=list)
+    layers: list[tuple[str, int, int, list[int], int, LayerRange]] = field(default_factory=list)
 
     def on_step(self, output: StepOutput) -> None:
         for event in output.events:
@@ -108,19 +110,19 @@ class Record:
                 self.frozen.add(event.sequence)
 
     def on_layers(
-        self, sequence: str, start: int, end: int, blocks: list[int], *, first_layer: int, num_layers: int
+        self, sequence: str, start: int, end: int, blocks: list[int], rank: int, layers: LayerRange
     ) -> None:
-        self.layers.append((sequence, start, end, blocks, first_layer, num_layers))
+        self.layers.append((sequence, start, end, blocks, rank, layers))
 
 
 class Desk:
     """Engine, runner and listener, and a router's view of the cache kept from the events alone."""
 
-    def __init__(self, settings: EngineSettings | None = None) -> None:
+    def __init__(self, settings: EngineSettings | None = None, drafting: Drafting | None = None) -> None:
         self.settings = settings or small_settings()
         self.runner = WitnessRunner(self.settings.num_blocks, self.settings.block_size)
         self.record = Record()
-        self.engine = Engine(self.runner, self.settings, self.record)
+        self.engine = Engine(self.runner, self.settings, self.record, drafting)
         self.index: set[bytes] = set()
 
     def step_to_rest(self, max_steps: int = 2000) -> None:

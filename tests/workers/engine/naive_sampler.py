@@ -31,7 +31,8 @@ class Asked:
             seen = self.prompt if self.params.repetition != 1.0 else []
             counts = TokenCounts(seen, len(self.prompt))
             counts.catch_up([*self.prompt, *self.generated])
-        return Draw(key, self.params, self.position, counts, self.banned, self._mask())
+        counted = None if counts is None else counts.after([])
+        return Draw(key, self.params, self.position, counted, self.banned, self._mask())
 
     def _mask(self) -> bytes | None:
         if self.allowed is None:

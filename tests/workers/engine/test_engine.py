@@ -235,7 +235,7 @@ def test_layers_are_told_for_prefills_alone_range_by_range() -> None:
     table = desk.engine.block_table("p")
     spans = [(0, 8, table[:2]), (8, 14, table[2:])]
     layers = [(0, 1), (1, 2)]
-    assert desk.record.layers == [("p", *span, *part) for span in spans for part in layers]
+    assert desk.record.layers == [("p", *span, 0, part) for span in spans for part in layers]
 
 
 def test_a_prefill_that_is_cached_whole_is_held_without_a_step_of_the_runner() -> None:
@@ -313,6 +313,26 @@ def test_a_step_that_all_of_it_is_to_leave_is_abandoned_and_begins_anew_for_one_
     desk.step_to_rest()
     undisturbed, _ = serve(Desk(), spec_of("b", PROMPT))
     assert desk.record.tokens["b"] == undisturbed
+    desk.assert_at_rest()
+
+
+def test_what_is_computed_or_waits_freezes_together_and_what_awaits_its_kv_goes_on_awaiting() -> None:
+    desk = Desk(small_settings(max_sequences=1))
+    desk.engine.add(spec_of("runs", PROMPT))
+    desk.engine.step_once()
+    desk.engine.add(spec_of("waits", PROMPT))
+    desk.engine.add(spec_of("awaits", PROMPT), await_kv=True)
+    names = ["runs", "waits", "awaits", "gone"]
+    assert desk.engine.freeze_computed(names) == ["runs", "waits"]
+    assert not desk.engine.step_once()
+    assert desk.record.frozen == {"runs", "waits"}
+    assert desk.engine.freeze_computed(names) == []
+    assert desk.engine.recall("awaits")
+    desk.engine.thaw("runs")
+    desk.engine.thaw("waits")
+    desk.step_to_rest()
+    undisturbed, _ = serve(Desk(), spec_of("runs", PROMPT))
+    assert {name: desk.record.tokens[name] for name in names[:3]} == dict.fromkeys(names[:3], undisturbed)
     desk.assert_at_rest()
 
 

@@ -3,15 +3,17 @@
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from proto.blockhash import block_hashes
 from proto.errors import GrantRefused, Overloaded
 from proto.tokens import pack_tokens
+from tests.workers.engine.drafters import DRAFTERS, drafting_of
 from tests.workers.engine.engine_desk import SALT, Desk, prefill_of, small_settings, spec_of
 from tests.workers.engine.witness_runner import expect_records, expect_tokens
 from workers.engine.runner import SampleParams
 from workers.engine.sequence import SequenceKind, SequenceSpec
+from workers.engine.speculation import Drafting
 
 # Beginnings of few texts that part at different places, so that prompts share prefixes, whole ones too.
 STEM = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -22,8 +24,7 @@ PROMPTS = st.builds(lambda text, length: text[:length], st.sampled_from(TEXTS), 
 class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.desk = Desk(small_settings(max_failed_steps=1_000_000))
-        self.engine = self.desk.engine
+        self._open(None)
         self.specs: dict[str, SequenceSpec] = {}
         self.aside: dict[str, tuple[list[int], int, int]] = {}
         self.orphans: list[list[int]] = []
@@ -31,6 +32,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.pins: list[list[int]] = []
         self.released: set[str] = set()
         self.gone: set[str] = set()
+
+    @initialize(drafter=st.none() | st.sampled_from(sorted(DRAFTERS)), most_drafts=st.integers(1, 9))
+    def speculate(self, drafter: str | None, most_drafts: int) -> None:
+        self._open(None if drafter is None else drafting_of(DRAFTERS[drafter], most_drafts))
 
     @rule(
         prompt=PROMPTS,
@@ -286,6 +291,10 @@ class EngineMachine(RuleBasedStateMachine):
         record = self.desk.record
         for name in self.specs.keys() - self.gone - record.faults.keys() - self.released:
             assert (record.tokens[name], record.finishes[name]) == expect_tokens(self.specs[name], 40)
+
+    def _open(self, drafting: Drafting | None) -> None:
+        self.desk = Desk(small_settings(max_failed_steps=1_000_000), drafting)
+        self.engine = self.desk.engine
 
     def _add(self, spec: SequenceSpec, *, awaits: bool) -> None:
         matched = self.engine.match(spec.tokens, SALT)

@@ -13,6 +13,7 @@ from tests.workers.engine.engine_desk import Record, small_settings, spec_of
 from tests.workers.engine.witness_runner import WitnessRunner, expect_tokens
 from workers.engine.engine import Engine
 from workers.engine.engine_thread import EngineThread
+from workers.engine.runner import RunnerEnded
 from workers.engine.step import StepOutput
 
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -98,6 +99,25 @@ def test_a_thread_that_cannot_go_on_ends_every_sequence_and_takes_no_other(
     assert engine.load().free_blocks == 12
     with pytest.raises(InternalFault):
         engine.add(spec_of("another", PROMPT))
+
+
+def test_a_runner_that_has_ended_ends_its_engine_with_the_reason_at_the_first_step() -> None:
+    record = WaitableRecord()
+    runner = WitnessRunner(12, 4)
+    engine = Engine(runner, small_settings(max_sequences=1), record)
+
+    def end() -> None:
+        raise RunnerEnded("rank 1 has gone")
+
+    runner.during = end
+    for name in ("running", "waiting"):
+        engine.add(spec_of(name, PROMPT))
+    thread = EngineThread(engine)
+    with thread:
+        assert thread.wait_ended(LIMIT_S)
+    assert record.faults.keys() == {"running", "waiting"}
+    assert engine.fault is not None
+    assert engine.fault.values["reason"] == "rank 1 has gone"
 
 
 def test_a_step_that_does_not_return_is_a_fault_until_it_does() -> None:

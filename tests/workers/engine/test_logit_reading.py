@@ -64,3 +64,33 @@ def test_a_row_of_which_any_logits_are_not_finite_fails_alone(place: int, bad: f
     failed = [0, 1, 1, 1, 2, 3, 3, 3, 4][place]
     assert [result.failed for result in found] == [index == failed for index in range(5)]
     assert [each for each in found if not each.failed] == whole[:failed] + whole[failed + 1 :]
+
+
+def drafted_row(drafts: list[int]) -> ScheduledSequence:
+    """One that decodes, and tries `drafts`."""
+    return ScheduledSequence([1, *drafts], 4, [0], SampleParams(logprobs=1), 7, num_drafts=len(drafts))
+
+
+@pytest.mark.parametrize("num_right", range(4))
+def test_a_row_gives_what_is_drawn_up_to_the_first_draft_that_is_wrong(num_right: int) -> None:
+    logits_BV = some_logits()[:4]
+    best = logits_BV.argmax(dim=-1).tolist()
+    drafts = [token if place < num_right else (token + 1) % VOCAB for place, token in enumerate(best[:3])]
+    other = row(20, None, GREEDY)
+    results = read_logits(torch.cat((logits_BV, logits_BV[:1])), [drafted_row(drafts), other])
+    assert [result.tokens for result in results] == [best[: num_right + 1], best[:1]]
+    records = split_records(results[0].logprobs, num_right + 1)
+    told = [unpack_logprobs(record).best[0][0] for record in records]
+    assert told == best[: num_right + 1]
+
+
+@pytest.mark.parametrize("bad_place", range(4))
+def test_logits_that_are_not_finite_after_a_draft_are_left_to_the_step_that_begins_there(
+    bad_place: int,
+) -> None:
+    logits_BV = some_logits()[:4]
+    best = logits_BV.argmax(dim=-1).tolist()
+    logits_BV[bad_place] = math.nan
+    (result,) = read_logits(logits_BV, [drafted_row(best[:3])])
+    assert result.failed == (bad_place == 0)
+    assert result.tokens == best[:bad_place]

@@ -1,5 +1,7 @@
 """An engine that computes: what a request draws depends on nobody else, and no field hurts a step."""
 
+from collections.abc import Sequence
+
 import hypothesis
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from proto.logprobs import split_records, unpack_logprobs
 from proto.requests import GenerateRequest, Sampling, Stopping
 from proto.tokens import pack_tokens
 from tests.tiny_model import write_tiny_llama
+from tests.workers.engine.drafters import drafting_of
 from tests.workers.engine.engine_desk import Record
 from tests.workers.engine.tiny_torch import TINY_TORCH
 from tests.workers.near_records import assert_near
@@ -20,10 +23,12 @@ from workers.engine.engine import Engine
 from workers.engine.engine_settings import EngineSettings
 from workers.engine.runner import Runner
 from workers.engine.sequence import SequenceSpec
+from workers.engine.speculation import Drafting
 from workers.engine.torch_loading import load_torch_runner
 from workers.engine.torch_runner import TorchRunner
 from workers.engine.torch_settings import PoolSize
-from workers.model.batch import Chunk, build_batch
+from workers.model.batch import build_batch
+from workers.model.chunk import Chunk
 from workers.request_spec import plan_sequence
 
 BLOCK = 8
@@ -40,10 +45,20 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> TorchRunner:
     return load_torch_runner(write_tiny_llama(tmp_path_factory.mktemp("tiny"), layers=2), settings)
 
 
+class Foreknown:
+    """A drafter that knows what follows, but for every fourth token of it."""
+
+    def __init__(self, whole: list[int]) -> None:
+        self._whole = [token if place % 4 else (token + 1) % VOCAB for place, token in enumerate(whole)]
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        return self._whole[len(tokens) :][:most]
+
+
 class Serving:
     """A new engine over the runner of the module: nothing is cached."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, drafting: Drafting | None = None) -> None:
         self.record = Record()
         rules = EngineSettings(
             num_blocks=NUM_BLOCKS,
@@ -53,7 +68,7 @@ class Serving:
             step_tokens=32,
             max_sequences=8,
         )
-        self.engine = Engine(runner, rules, self.record)
+        self.engine = Engine(runner, rules, self.record, drafting)
 
     def records(self, name: str) -> list[bytes]:
         return split_records(self.record.logprobs[name], len(self.record.tokens[name]))
@@ -117,6 +132,28 @@ def test_an_attempt_goes_on_with_the_tokens_and_records_of_one_that_was_not_dist
         assert_near(later.records("r/0"), alone.records("r/0")[offset:])
 
 
+@pytest.mark.parametrize("num_others", [0, 2])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+def test_drafts_change_no_token_and_no_record_whatever_way_a_sequence_is_drawn(
+    runner: TorchRunner, sampling: Sampling, num_others: int
+) -> None:
+    alone = Serving(runner)
+    alone.finish(spec_of("r", sampling, STOPPING, []))
+    tokens = alone.record.tokens["r/0"]
+    others = [spec_of(f"other{number}", GREEDY, STOPPING, []) for number in range(num_others)]
+    speculating = Serving(runner, drafting_of(lambda: Foreknown(PROMPT + tokens), most_drafts=5))
+    speculating.finish(spec_of("r", sampling, STOPPING, []), *others)
+    load = speculating.engine.load()
+    assert load.accepted_tokens >= len(tokens) // 2
+    assert load.drafted_tokens > load.accepted_tokens
+    assert speculating.record.tokens["r/0"] == tokens
+    assert speculating.record.finishes == alone.record.finishes | {
+        other.sequence: "length" for other in others
+    }
+    assert_near(speculating.records("r/0"), alone.records("r/0"))
+    assert load.free_blocks == load.total_blocks
+
+
 def test_all_kinds_at_once_in_a_pool_too_small_draw_as_each_alone(runner: TorchRunner) -> None:
     long = Stopping(48, ignore_eos=True)
     specs = [spec_of(name, sampling, long, []) for name, sampling in SAMPLINGS.items()]
@@ -159,7 +196,7 @@ def logits_of(runner: TorchRunner, tokens: list[int]) -> torch.Tensor:
     chunk = Chunk(tokens, 0, blocks, len(tokens))
     pool_NLKGPD = torch.zeros_like(runner.pool_NLKGPD)
     batch = build_batch([chunk], BLOCK, pool_NLKGPD.device)
-    logits_TV: torch.Tensor = runner._decoder.forward(batch, pool_NLKGPD, None)
+    logits_TV: torch.Tensor = runner._decoder._decoder.forward(batch, pool_NLKGPD, None)
     return logits_TV[:-1]
 
 

@@ -51,6 +51,18 @@ def test_few_tokens_of_a_step_are_scored_however_many_it_may_take() -> None:
         assert desk.record.prompt_logprobs[name] == expect_records([token] * 199, 1, 0)
 
 
+def test_who_waits_to_be_scored_holds_back_nobody_and_keeps_its_turn() -> None:
+    desk = Desk(small_settings(num_blocks=200, context_tokens=400, step_tokens=400, max_sequences=8))
+    for name, token in (("left", 1), ("middle", 2), ("right", 3)):
+        desk.engine.add(spec_of(name, [token] * 200, prompt_logprobs=0))
+    desk.engine.add(spec_of("plain", [4] * 150))
+    desk.engine.step_once()
+    assert desk.runner.batches[0] == [(0, 128), (0, 150)]
+    desk.step_to_rest()
+    assert list(desk.record.tokens) == ["plain", "left", "middle", "right"], "as they got their first tokens"
+    desk.assert_at_rest()
+
+
 @pytest.mark.parametrize("min_tokens", [0, 1, 3])
 def test_no_end_is_among_the_first_tokens_also_when_an_earlier_attempt_generated_some(
     min_tokens: int,

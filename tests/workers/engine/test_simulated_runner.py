@@ -13,7 +13,7 @@ from workers.engine.engine_settings import EngineSettings
 from workers.engine.rates import Rates
 from workers.engine.runner import PromptScores, Runner, SampleParams, ScheduledSequence, StepBatch
 from workers.engine.simulated_model import WITHOUT_TIME, SimulatedModel
-from workers.engine.simulated_runner import SimulatedRunner
+from workers.engine.simulated_runner import LEAVE_S, SimulatedRunner
 
 PROMPT = list(range(100))
 
@@ -60,17 +60,18 @@ def test_tokens_stay_within_the_stated_range() -> None:
 
 def test_the_pool_is_memory_of_the_stated_size_that_others_may_write() -> None:
     runner: Runner = SimulatedRunner(SimulatedModel(num_layers=3, head_dim=4), num_blocks=5, block_size=8)
-    assert runner.pool_bytes == 5 * 3 * 2 * 8 * 4 * 4
-    ctypes.memset(runner.pool_address, 7, runner.pool_bytes)
-    assert ctypes.string_at(runner.pool_address, runner.pool_bytes) == b"\x07" * runner.pool_bytes
+    (pool,) = runner.pools
+    assert pool.pool_bytes == 5 * 3 * 2 * 8 * 4 * 4
+    ctypes.memset(pool.address, 7, pool.pool_bytes)
+    assert ctypes.string_at(pool.address, pool.pool_bytes) == b"\x07" * pool.pool_bytes
 
 
 def test_every_layer_is_named_once_in_order() -> None:
     runner = SimulatedRunner(SimulatedModel(num_layers=4), num_blocks=1)
-    heard: list[tuple[int, int]] = []
+    heard: list[tuple[int, ...]] = []
     batch = StepBatch([ScheduledSequence([1, 2], 0, [0], None, 0)])
-    assert runner.run(batch, lambda first, count: heard.append((first, count))) == []
-    assert heard == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert runner.run(batch, lambda *layers: heard.append(layers)) == []
+    assert heard == [(0, 0, 1), (0, 1, 1), (0, 2, 1), (0, 3, 1)]
 
 
 def test_no_step_ends_before_its_time_and_a_model_without_time_never_sleeps(
@@ -86,7 +87,21 @@ def test_no_step_ends_before_its_time_and_a_model_without_time_never_sleeps(
         raise AssertionError("slept")
 
     monkeypatch.setattr("workers.engine.simulated_runner.time.sleep", forbidden)
-    SimulatedRunner(WITHOUT_TIME, num_blocks=1).run(prefill, lambda _first, _count: None)
+    SimulatedRunner(WITHOUT_TIME, num_blocks=1).run(prefill, lambda _rank, _first, _count: None)
+
+
+def test_first_tokens_of_steps_without_time_have_a_moment_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("workers.engine.simulated_runner.time.sleep", slept.append)
+    runner = SimulatedRunner(WITHOUT_TIME, num_blocks=1)
+    prompt = ScheduledSequence([1] * 10, 0, [0], SampleParams(), 0)
+    decode = ScheduledSequence([1], 10, [0], SampleParams(), 1)
+    for rows in ([decode], [prompt, decode], [decode], [prompt]):
+        runner.run(StepBatch(rows), None)
+    assert slept == []
+    for _ in range(3):
+        runner.run(StepBatch([decode]), None)
+    assert slept == [LEAVE_S]
 
 
 def test_waking_late_is_taken_off_the_next_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +122,11 @@ def test_waking_late_is_taken_off_the_next_waits(monkeypatch: pytest.MonkeyPatch
 def test_rates_are_nothing_until_measured_then_follow_the_steps() -> None:
     rates = Rates()
     assert (rates.prefill_rate, rates.decode_step_s) == (0.0, 0.0)
-    rates.note_step(200, 0.1)
+    rates.note_prefill(200, 0.1)
     assert rates.prefill_rate == pytest.approx(2000)
     assert rates.decode_step_s == 0.0
     for _ in range(100):
-        rates.note_step(0, 0.02)
-        rates.note_step(100, 0.2)
+        rates.note_decode(1, 1.0, 0.02)
+        rates.note_prefill(100, 0.2)
     assert rates.decode_step_s == pytest.approx(0.02)
     assert rates.prefill_rate == pytest.approx(500, rel=0.01)

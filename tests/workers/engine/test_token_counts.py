@@ -25,6 +25,21 @@ def test_counts_do_not_depend_on_how_the_tokens_came(
     assert len(counts.tokens) == len(found), "no token stands twice"
 
 
+@given(prompt=TOKENS, generated=TOKENS, more=TOKENS)
+def test_counts_after_drafts_are_those_of_as_many_more_tokens_and_nothing_is_kept(
+    prompt: list[int], generated: list[int], more: list[int]
+) -> None:
+    counts = TokenCounts(prompt, len(prompt))
+    counts.catch_up(prompt + generated)
+    before = dict(zip(counts.tokens, counts.counts, strict=True))
+    found = counts.after(more)
+    assert len(found.tokens) == len(set(found.tokens)), "no token stands twice"
+    whole = Counter(generated + more)
+    expected = {token: whole[token] for token in prompt + generated + more}
+    assert dict(zip(found.tokens, found.counts, strict=True)) == expected
+    assert dict(zip(counts.tokens, counts.counts, strict=True)) == before
+
+
 def test_only_a_sequence_that_penalises_is_counted() -> None:
     desk = Desk()
     desk.engine.add(spec_of("plain", [1, 2, 3]))

@@ -10,9 +10,9 @@ import torch
 from proto.errors import InvalidSetting
 from tests.tiny_model import write_tiny_llama
 from tests.workers.engine.tiny_torch import TINY_TORCH
-from workers.engine.host_memory import read_host_memory
+from workers.engine.host_memory import HostMemory, read_host_memory
 from workers.engine.runner import SampleParams, ScheduledSequence, StepBatch
-from workers.engine.torch_loading import load_torch_runner
+from workers.engine.torch_loading import RankMemory, load_torch_runner, plan_blocks
 from workers.engine.torch_settings import PoolSize, TorchSettings
 from workers.model.int8_projection import has_dot_products
 
@@ -46,17 +46,28 @@ def test_the_first_of_number_share_and_size_that_is_given_makes_the_pool() -> No
     assert PoolSize(mib=1).count_blocks(2**21, free_bytes) == 1
 
 
+def test_ranks_have_as_many_blocks_as_the_least_device_holds_for_all_that_are_on_it() -> None:
+    small, large = HostMemory(1000, 800), HostMemory(4000, 3000)
+    shared = [RankMemory("cpu", 30, small), RankMemory("cpu", 10, HostMemory(1000, 700))]
+    alone = RankMemory("cuda:0", 30, large)
+    assert plan_blocks(PoolSize(share=0.5), [*shared, alone]) == 350 // 40
+    assert plan_blocks(PoolSize(share=0.5), [alone]) == 1500 // 30
+    assert plan_blocks(PoolSize(num_blocks=25), [*shared, alone]) == 25
+    with pytest.raises(InvalidSetting, match="no memory"):
+        plan_blocks(PoolSize(num_blocks=26), [*shared, alone])
+
+
 def test_a_pool_takes_its_share_of_what_is_free_once_the_weights_are_loaded(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     share = 0.001
     with caplog.at_level(logging.INFO):
         runner = load_torch_runner(folder, changed(pool=PoolSize(share=share)))
-    (said,) = [record for record in caplog.records if "settled" in record.message]
-    plan = vars(said)
-    assert plan["num_blocks"] == runner.num_blocks == int(share * plan["free_bytes"]) // BLOCK_BYTES
-    assert plan["pool_bytes"] == runner.pool_bytes == runner.num_blocks * BLOCK_BYTES
-    assert plan["free_bytes"] <= read_host_memory().total_bytes
+    told = {record.message: vars(record) for record in caplog.records}
+    plan, found = told["the runner is settled"], told["the weights are loaded"]
+    assert plan["num_blocks"] == runner.num_blocks == int(share * found["free_bytes"]) // BLOCK_BYTES
+    assert plan["pool_bytes"] == runner.pools[0].pool_bytes == runner.num_blocks * BLOCK_BYTES
+    assert found["free_bytes"] <= read_host_memory().total_bytes
     assert (plan["device"], plan["dtype"], plan["weights"], plan["layers_per_push"]) == (
         "cpu",
         "float32",

@@ -49,7 +49,7 @@ def test_layers_are_announced_in_groups_each_once_its_kv_is_in_the_pool(folder: 
     groups: list[tuple[int, int]] = []
     seen: list[torch.Tensor] = []
 
-    def on_layers(first: int, count: int) -> None:
+    def on_layers(_: int, first: int, count: int) -> None:
         groups.append((first, count))
         seen.append(runner.pool_NLKGPD[2, first : first + count].clone())
 
@@ -71,7 +71,7 @@ def test_a_step_that_nobody_wants_is_left_between_two_layers_and_can_be_computed
 
     groups: list[tuple[int, int]] = []
     with pytest.raises(StepAbandoned):
-        runner.run(batch, lambda first, count: groups.append((first, count)), is_wanted)
+        runner.run(batch, lambda _, first, count: groups.append((first, count)), is_wanted)
     assert asked == [True, True, True, False]
     assert groups == [(0, 2)]
     assert not runner.pool_NLKGPD[[0, 1, *range(3, 24)]].any()
@@ -79,20 +79,24 @@ def test_a_step_that_nobody_wants_is_left_between_two_layers_and_can_be_computed
 
 
 def test_what_a_layer_callback_raises_ends_the_step(folder: Path) -> None:
-    def refuse(first: int, count: int) -> None:
-        raise InvalidSetting(setting="test", reason=f"{first} {count}")
+    def refuse(rank: int, first: int, count: int) -> None:
+        raise InvalidSetting(setting="test", reason=f"{rank} {first} {count}")
 
-    with pytest.raises(InvalidSetting, match="0 2"):
+    with pytest.raises(InvalidSetting, match="0 0 2"):
         load(folder).run(StepBatch([row(1, [3], [2])]), refuse)
 
 
 def test_the_pool_is_described_as_it_lies(folder: Path) -> None:
     runner = load(folder, dtype="bfloat16")
-    shape = (runner.num_blocks, runner.num_layers, 2, runner.num_kv_heads, runner.block_size, runner.head_dim)
+    (pool,) = runner.pools
+    shape = (pool.num_blocks, pool.num_layers, 2, pool.num_heads, pool.block_size, pool.head_dim)
     assert shape == (24, 5, 2, 4, 8, 8) == tuple(runner.pool_NLKGPD.shape)
-    assert (runner.dtype, runner.itemsize, runner.pool_device) == ("bfloat16", 2, "cpu")
-    assert runner.pool_bytes == math.prod(shape) * 2
-    assert runner.pool_address % 4096 == 0
+    assert (runner.num_blocks, runner.block_size, runner.dtype) == (24, 8, "bfloat16")
+    assert (pool.dtype, pool.item_bytes, pool.device) == ("bfloat16", 2, "cpu")
+    assert (pool.first_layer, pool.first_head) == (0, 0)
+    assert pool.pool_bytes == math.prod(shape) * 2
+    assert pool.address == runner.pool_NLKGPD.data_ptr()
+    assert pool.address % 4096 == 0
     assert not bool(runner.pool_NLKGPD.any()), "warming up leaves nothing behind"
 
 

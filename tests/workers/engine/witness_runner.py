@@ -8,6 +8,7 @@ count other tokens than the sequence has. A record of log-probabilities says who
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from proto.layout import PoolLayout
 from proto.logprobs import TokenLogprobs, pack_logprobs
 from workers.engine.runner import (
     IsWanted,
@@ -62,11 +63,21 @@ def expect_tokens(spec: SequenceSpec, context_tokens: int) -> tuple[list[int], s
             return made, "length"
 
 
-def _result(row: ScheduledSequence, mark: int) -> RowResult:
+def _draw(row: ScheduledSequence, marks: list[int]) -> list[int]:
+    """What follows each mark, up to the first that no draft foresaw."""
+    tokens: list[int] = []
+    for place, mark in enumerate(marks[row.num_given - 1 :]):
+        tokens.append(sample(mark, row.banned if place < row.num_banned else frozenset()))
+        if [tokens[-1]] != row.drafts[place : place + 1]:
+            break
+    return tokens
+
+
+def _result(row: ScheduledSequence, marks: list[int]) -> RowResult:
     tokens, logprobs = [], b""
     if row.sample is not None:
-        tokens = [sample(mark, row.banned)]
-        logprobs = expect_records(tokens, row.start + len(row.tokens), row.sample.logprobs)
+        tokens = _draw(row, marks)
+        logprobs = expect_records(tokens, row.start + row.num_given, row.sample.logprobs)
     scores = row.scores
     prompt_logprobs = (
         b"" if scores is None else expect_records(scores.targets, row.start + 1, scores.num_best)
@@ -86,14 +97,8 @@ class WitnessRunner:
     during: Callable[[], object] | None = None
     corruptions: list[str] = field(default_factory=list)
     batches: list[list[tuple[int, int]]] = field(default_factory=list)
-    num_layers: int = 3
-    num_kv_heads: int = 1
-    head_dim: int = 1
-    itemsize: int = 4
     dtype: str = "float32"
-    pool_address: int = 0
-    pool_bytes: int = 0
-    pool_device: str = "cpu"
+    pools: tuple[PoolLayout, ...] = ()
 
     def __post_init__(self) -> None:
         self._pool: list[list[Place]] = [[(0, 0)] * self.block_size for _ in range(self.num_blocks)]
@@ -112,10 +117,10 @@ class WitnessRunner:
         self.batches.append([(row.start, len(row.tokens)) for row in batch.rows])
         self._check_apart(batch.rows)
         marks = [self._compute(row) for row in batch.rows]
-        sampled = [_result(row, mark) for row, mark in zip(batch.rows, marks, strict=True) if row.num_logits]
+        sampled = [_result(row, each) for row, each in zip(batch.rows, marks, strict=True) if row.num_logits]
         if on_layers is not None:
-            on_layers(0, 1)
-            on_layers(1, 2)
+            on_layers(0, 0, 1)
+            on_layers(0, 1, 2)
         if self.bad_next and sampled:
             self.bad_next = False
             sampled[0] = RowResult(sampled[0].key, failed=True)
@@ -140,9 +145,10 @@ class WitnessRunner:
                 return False
         return True
 
-    def _compute(self, row: ScheduledSequence) -> int:
-        mark = 0
-        seen = set(row.tokens)
+    def _compute(self, row: ScheduledSequence) -> list[int]:
+        """The marks of its tokens."""
+        mark, marks = 0, []
+        seen = set(row.tokens[: row.num_given])
         for position in range(row.start):
             block, place = divmod(position, self.block_size)
             token, found = self._pool[row.blocks[block]][place]
@@ -152,11 +158,12 @@ class WitnessRunner:
                 self.corruptions.append(f"row {row.key} at {position}: {found}, not {mark}")
         for position, token in enumerate(row.tokens, row.start):
             mark = fingerprint(mark, token)
+            marks.append(mark)
             block, place = divmod(position, self.block_size)
             self._pool[row.blocks[block]][place] = (token, mark)
         if row.counts is not None and set(row.counts.tokens) != seen:
             self.corruptions.append(f"row {row.key} counts other tokens than it has")
-        return mark
+        return marks
 
     def _check_apart(self, rows: Iterable[ScheduledSequence]) -> None:
         written: set[int] = set()

@@ -8,8 +8,9 @@ import torch
 import transformers
 
 from tests.tiny_model import write_tiny
-from workers.engine.torch_loading import allocate_pool
-from workers.model.batch import Chunk, build_batch
+from workers.engine.pool_tensor import allocate_pool
+from workers.model.batch import build_batch
+from workers.model.chunk import Chunk
 from workers.model.config import read_config
 from workers.model.decoder import Decoder
 from workers.model.weights import load_weights

@@ -8,9 +8,12 @@ import torch
 import transformers
 
 from tests.workers.model.conftest import BLOCK_SIZE, CPU, NUM_BLOCKS, WINDOW, Checkpoint
+from workers.engine.paged_decoder import PagedDecoder
+from workers.engine.pool_tensor import describe_pool
 from workers.engine.runner import SampleParams, ScheduledSequence, StepBatch
 from workers.engine.torch_runner import TorchRunner
-from workers.model.batch import Chunk, build_batch
+from workers.model.batch import build_batch
+from workers.model.chunk import Chunk
 from workers.model.reach import plan_reach
 
 TOLERANCE = 1e-4
@@ -68,7 +71,8 @@ def test_decoding_and_prefilling_sequences_in_one_batch_give_the_logits_of_trans
 
 def test_greedy_tokens_are_those_of_transformers(checkpoint: Checkpoint) -> None:
     prompt, blocks = random_tokens(45, seed=3), scattered_blocks(1, seed=3)[0]
-    runner = TorchRunner(checkpoint.decoder, checkpoint.new_pool(), layers_per_push=2)
+    pool_NLKGPD = checkpoint.new_pool()
+    runner = TorchRunner(PagedDecoder(checkpoint.decoder, pool_NLKGPD, describe_pool(pool_NLKGPD), 2))
     answer: list[int] = []
     computed, step = 0, prompt
     while len(answer) < 32:
@@ -107,9 +111,9 @@ def test_short_and_long_sequences_decode_together_as_alone_and_in_any_order(llam
         last.append(Chunk(prompt[-1:], length - 1, blocks, 1))
     batch = build_batch(last, BLOCK_SIZE, CPU)
     decodes = plan_reach(batch, None, None).decodes
-    assert [group.context_B.tolist() for group in decodes] == [[4, 20, 31, 300, 310], [900, 1000]]
+    assert [group.contexts().tolist() for group in decodes] == [[4, 20, 31, 300, 310], [900, 1000]]
     bounded = plan_reach(batch, None, 930).decodes
-    assert [group.context_B.tolist() for group in bounded] == [[4, 20, 31], [300, 310], [900], [1000]]
+    assert [group.contexts().tolist() for group in bounded] == [[4, 20, 31], [300, 310], [900], [1000]]
     together_BV = llama.logits(last, pool)
     alone_BV = torch.cat([llama.logits([chunk], pool) for chunk in last])
     assert_near(together_BV, alone_BV)

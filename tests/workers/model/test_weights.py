@@ -66,15 +66,18 @@ def test_rotary_frequencies_and_a_tied_head_stored_twice_are_passed_over(tmp_pat
     folder = write_tiny(tmp_path, tied=True)
     rewrite(folder, add_redundant)
     weights = load(folder)
-    assert isinstance(weights.head, FullProjection)
-    assert weights.head.weight_OI is weights.embedding_VM
+    assert weights.embedding_VM is not None
+    assert weights.head is not None
+    x_TM = torch.randn((2, weights.embedding_VM.shape[1]))
+    torch.testing.assert_close(weights.head.projection(x_TM), x_TM @ weights.embedding_VM.t())
 
 
 def test_weights_take_the_wanted_dtype(tmp_path: Path) -> None:
     weights = load(write_tiny(tmp_path), torch.bfloat16)
-    projections = [weights.head, weights.layers[0].qkv, weights.layers[0].down]
-    matrices = [each.weight_OI for each in projections if isinstance(each, FullProjection)]
-    assert [each.dtype for each in (*matrices, weights.norm_M)] == [torch.bfloat16] * 4
+    assert weights.head is not None
+    projections = [weights.head.projection, weights.layers[0].qkv, weights.layers[0].down]
+    matrices = [each.weight_IO for each in projections if isinstance(each, FullProjection)]
+    assert [each.dtype for each in (*matrices, weights.head.norm.weight)] == [torch.bfloat16] * 4
 
 
 def test_a_folder_whose_files_are_no_safetensors_is_refused(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import torch
 
 from frontend.text.tokenizer import load_tokenizer
 from services.models.folder import ModelFolder
-from workers.engine.torch_loading import allocate_pool
-from workers.model.batch import Chunk, build_batch
+from workers.engine.pool_tensor import allocate_pool
+from workers.model.batch import build_batch
+from workers.model.chunk import Chunk
 from workers.model.config import read_config
 from workers.model.decoder import Decoder
 from workers.model.dtypes import DTYPES

@@ -12,14 +12,18 @@ from proto.errors import GrantRefused
 from proto.jobs import Landing
 from tests.workers.roles.lending import HOLDERS, Lending, ask_of
 from workers.roles.owned_job import JobEnd, OwnedJob
+from workers.transfer.own_memory import OwnMemory
 from workers.transfer.peers import Peers
-from workers.transfer.transfer_thread import TransferThread
 
 
-@pytest.mark.usefixtures("runner")
+@pytest.mark.parametrize("strategy", ["direct", "host"])
 def test_no_block_is_lost_or_lent_twice(
-    runner: asyncio.Runner, holders: tuple[Peers, TransferThread]
+    runner: asyncio.Runner, strategy: str, request: pytest.FixtureRequest
 ) -> None:
+    holders: tuple[Peers, OwnMemory] = request.getfixturevalue(
+        "holders" if strategy == "direct" else "staged_holders"
+    )
+
     class Machine(LendingMachine):
         @initialize()
         def open(self) -> None:
@@ -28,7 +32,7 @@ def test_no_block_is_lost_or_lent_twice(
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=40,
+            max_examples=30,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -77,11 +81,19 @@ class LendingMachine(RuleBasedStateMachine):
             assert granted == known.granted
         self.grants.append(granted)
 
-    @rule(data=st.data())
-    def land(self, data: st.DataObject) -> None:
-        if self.grants:
-            granted = data.draw(st.sampled_from(self.grants))
+    @rule(data=st.data(), is_awaited=st.booleans())
+    def land(self, data: st.DataObject, is_awaited: bool) -> None:
+        """What is copied out of staging is so before anything else happens, or while it does."""
+        if not self.grants:
+            return
+        granted = data.draw(st.sampled_from(self.grants))
+
+        async def on_loop() -> None:
             self.lending.lender.land(Landing(granted.grant, 1))
+            if is_awaited:
+                await self.lending.wait_landed()
+
+        self.runner.run(on_loop())
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -115,6 +127,7 @@ class LendingMachine(RuleBasedStateMachine):
         self.lending.check()
 
     def teardown(self) -> None:
+        self.runner.run(self.lending.wait_landed())
         for owned in list(self.jobs):
             self.lending.engine.cancel(owned.sequence)
             owned.settle(JobEnd.CANCELLED)

@@ -48,9 +48,9 @@ def test_the_blocks_of_a_dead_holder_come_back_a_round_after_its_end_was_seen(
 ) -> None:
     async def body(owned: OwnedJob, bus: Bus, ns: str) -> None:
         assert owned.grant is not None
-        alive = owned.grant.process
+        (alive,) = owned.grant.processes
         owned.grant.began_s -= ROUND_S
-        owned.grant.process = msgspec.structs.replace(alive, start_ticks=alive.start_ticks - 1)
+        owned.grant.processes = [msgspec.structs.replace(alive, start_ticks=alive.start_ticks - 1)]
         began_s = time.monotonic()
         await wait_for(lambda: lending.lender.num_lent_blocks == 0)
         assert time.monotonic() - began_s >= 1.9 * ROUND_S

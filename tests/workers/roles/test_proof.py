@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from proto.cards import ProcessIdentity
-from workers.roles.proof import is_gone, own_identity
+from workers.roles.proof import are_gone, is_gone, own_identity
 
 WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
 FIRST_THREAD_ENDS = """
@@ -67,6 +67,13 @@ def test_a_killed_child_is_gone_before_and_after_it_is_reaped() -> None:
         assert is_gone(identity)
         process.wait()
         assert is_gone(identity)
+
+
+def test_a_worker_of_many_processes_is_gone_when_each_of_them_is() -> None:
+    own = own_identity()
+    ended = msgspec.structs.replace(own, start_ticks=own.start_ticks - 1)
+    assert are_gone([ended, ended])
+    assert not are_gone([ended, own])
 
 
 def test_a_process_whose_first_thread_alone_has_ended_is_not_gone() -> None:

@@ -26,7 +26,7 @@ class Clock:
 
 def add_grant(table: GrantTable, grant: str, job: str = "job", holder_incarnation: str = "one") -> Grant:
     granted = Granted(grant, job, 0, 32, [1, 2])
-    return table.add(granted, "sequence", "holder", holder_incarnation, GONE)
+    return table.add(granted, [1, 2], "sequence", "holder", holder_incarnation, [GONE])
 
 
 def test_a_grant_is_found_by_its_job_and_holder_until_it_is_quarantined() -> None:
@@ -63,8 +63,8 @@ def test_a_grant_is_taken_once() -> None:
 def test_a_pin_ends_once_by_its_reader_or_by_its_time() -> None:
     clock = Clock()
     table = PinTable(clock)
-    table.add("short", "reader", [1], 5.0)
-    table.add("long", "reader", [2], 50.0)
+    table.add("short", "reader", [1], [1], 5.0)
+    table.add("long", "reader", [2], [2], 50.0)
     clock.s = 104.9
     assert table.take_expired() == []
     clock.s = 105.0
@@ -91,14 +91,14 @@ def test_a_grant_that_was_dropped_is_never_held_again() -> None:
     assert len(held) == 0
 
 
-def test_a_grant_in_doubt_is_held_while_its_owner_lives() -> None:
+def test_a_grant_in_doubt_is_held_while_a_process_of_its_owner_lives() -> None:
     held = HeldGrants()
-    for grant, owner in (("of the living", own_identity()), ("of the dead", _ended_process())):
+    for grant, owner in (("of the living", [own_identity()]), ("of the dead", [_ended_process()] * 2)):
         assert held.try_add(grant)
         held.doubt(grant, owner)
     assert held.among(["of the living"]) == ["of the living"]
     assert (held.all(), len(held)) == (["of the living"], 1)
-    held.doubt("next", own_identity())
+    held.doubt("next", [_ended_process(), own_identity()])
     assert held.among(["of the dead", "of the living", "next"]) == ["of the living", "next"]
 
 

@@ -249,7 +249,8 @@ def test_at_the_end_nothing_of_them_is_left_in_the_directory(settings: SimulateS
                 worker.leave.set()
             await wait_for(lambda: not any(each.ready.is_set() for each in scene.crowd.workers.values()))
             assert await directory.list(keys.workers(ns)) == []
-            assert await directory.list(keys.agents(ns)) == []
+            for name in scene.crowd.workers:
+                await scene.wait_withdrawn(keys.agent(ns, name))
 
     asyncio.run(body())
 

@@ -7,15 +7,14 @@ pool at the moment when it was heard.
 import asyncio
 import os
 import socket
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from proto.jobs import Landing
+from tests.workers.deafness import connections, deafen, hear_again
 from tests.workers.transfer.pools import MemoryPool
 from workers.transfer.nixl_transport import NixlTransport
 from workers.transfer.transfer_thread import TransferThread
@@ -26,9 +25,9 @@ LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class PoolOrder:
-    """Do something to a block, or cut every connection; and say what is in the block's layers."""
+    """Do something to a block or to every connection; and say what is in the block's layers."""
 
-    verb: Literal["fill", "clear", "show", "cut"]
+    verb: Literal["fill", "clear", "show", "cut", "deafen", "hear"]
     block: int
     value: int = 0
 
@@ -67,12 +66,14 @@ async def _serve(link: Connection, agent: str, pool: MemoryPool) -> None:
                 pool.clear(order.block)
             elif order.verb == "cut":
                 _cut_connections()
+            elif order.verb == "deafen":
+                deafen()
+            elif order.verb == "hear":
+                hear_again()
             link.send(pool.layers(order.block))
 
 
 def _cut_connections() -> None:
     """As a network that drops both ends: what is connected over TCP can be used no more."""
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor.name))) as found:
-            if found.family == socket.AF_INET and found.getpeername():
-                found.shutdown(socket.SHUT_RDWR)
+    for found in connections():
+        found.shutdown(socket.SHUT_RDWR)

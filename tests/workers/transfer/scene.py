@@ -16,15 +16,22 @@ from proto.names import new_id
 from tests.workers.forked import ForkedProcess
 from tests.workers.transfer.peer_process import Heard, PoolOrder, run_peer
 from tests.workers.transfer.pools import NUM_LAYERS, MemoryPool
-from workers.transfer.copy_plan import BlockPair, plan_copies
-from workers.transfer.nixl_transport import NixlTransport
+from workers.roles.proof import own_identity
+from workers.transfer.copy_plan import BlockPairs, plan_copies
+from workers.transfer.opened_rank import open_rank
 from workers.transfer.outcome import Outcome
+from workers.transfer.own_memory import OwnMemory, OwnRank
 from workers.transfer.peers import Peer
+from workers.transfer.staging import StagingSize
 from workers.transfer.transfer_thread import TransferThread
 from workers.transfer.transfers import Operation, Transfer
 
 ALL_LAYERS = LayerRange(0, NUM_LAYERS)
 LIMIT_S = 20.0
+
+
+def _refuse_nothing() -> None:
+    raise AssertionError("nothing refuses this")
 
 
 class PeerProcess:
@@ -50,6 +57,13 @@ class PeerProcess:
     def cut_connections(self) -> None:
         """It lives on, and so do we; but what connects us over TCP is dead."""
         self._ask(PoolOrder("cut", 0))
+
+    def deafen(self) -> None:
+        """What connects us over TCP now carries nothing any more to it, and nobody says so."""
+        self._ask(PoolOrder("deafen", 0))
+
+    def hear_again(self) -> None:
+        self._ask(PoolOrder("hear", 0))
 
     def layers(self, block: int) -> list[int]:
         return self._ask(PoolOrder("show", block))
@@ -82,21 +96,20 @@ class PeerProcess:
 
 
 class Scene:
-    """Our own pool and thread. `moved` has what was reported as done, and `on_moved` is called then, in the
-    thread; `rank` is how we are reached."""
+    """Our own pool and thread, which are our whole `memory`. `moved` has what was reported as done, and
+    `on_moved` is called then, in the thread."""
 
-    rank: RankAgent
+    memory: OwnMemory
 
-    def __init__(self, pool: MemoryPool, stack: AsyncExitStack, stall_s: float) -> None:
+    def __init__(
+        self, pool: MemoryPool, stack: AsyncExitStack, stall_s: float, staging: StagingSize | None
+    ) -> None:
         self.pool = pool
         self.on_moved: Callable[[], None] = lambda: None
         self.moved: list[tuple[Operation, int]] = []
-        self.transfers = TransferThread(
-            NixlTransport(f"test.{new_id()}", pool.layout),
-            lambda landing: None,
-            self._note_moved,
-            stall_s,
-        )
+        opened = stack.enter_context(open_rank(f"test.{new_id()}", pool.layout, {}, staging))
+        self.hidden = opened.hidden
+        self.transfers = TransferThread(opened.transport, lambda landing: None, self._note_moved, stall_s)
         self._stack = stack
 
     def _note_moved(self, transfer: Transfer, _: float) -> None:
@@ -139,27 +152,26 @@ class Scene:
         child: PeerProcess,
         pairs: list[tuple[int, int]],
         layers: LayerRange = ALL_LAYERS,
+        may_start: Callable[[], bool] = lambda: True,
+        on_refused: Callable[[], None] = _refuse_nothing,
     ) -> Outcome:
         ours, theirs = self.pool.layout, child.peer.rank.pool
         source, target = (ours, theirs) if operation == "WRITE" else (theirs, ours)
-        copies = plan_copies(source, target, [BlockPair(*pair) for pair in pairs], layers)
+        copies = plan_copies(source, target, BlockPairs(*zip(*pairs, strict=True)), layers)
         over = Outcome(asyncio.get_running_loop())
 
-        def on_refused() -> None:
-            raise AssertionError("nothing refuses this")
-
         agent = child.peer.rank.agent
-        self.transfers.submit(
-            Transfer(operation, agent, copies, "cpu", lambda: True, on_refused, over.settle)
-        )
+        self.transfers.submit(Transfer(operation, agent, copies, "cpu", may_start, on_refused, over.settle))
         return over
 
 
 @asynccontextmanager
 async def open_scene(
-    num_blocks: int = 8, num_heads: int = 2, stall_s: float = LIMIT_S
+    num_blocks: int = 8, num_heads: int = 2, stall_s: float = LIMIT_S, staging: StagingSize | None = None
 ) -> AsyncIterator[Scene]:
+    """With `staging` our pool is hidden behind it."""
     async with AsyncExitStack() as stack:
-        scene = Scene(MemoryPool(num_blocks, num_heads), stack, stall_s)
-        async with scene.transfers.running() as scene.rank:
+        scene = Scene(MemoryPool(num_blocks, num_heads), stack, stall_s, staging)
+        async with scene.transfers.running() as rank:
+            scene.memory = OwnMemory([OwnRank(rank, own_identity(), scene.transfers, scene.hidden)])
             yield scene

@@ -5,21 +5,28 @@ from collections.abc import Iterator
 from itertools import pairwise, product
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proto.layout import LayerRange, PoolLayout
+from proto.layout import HeadRange, LayerRange, PoolLayout
 from tests.proto.pool_layouts import make_pool
-from workers.transfer.copy_plan import BlockPair, Copies, Copy, plan_copies
+from workers.transfer.copy_plan import BlockPairs, Copies, Copy, Span, pair_blocks, plan_copies
 
 
 class Case(msgspec.Struct, frozen=True):
-    """Two pools of one model, the blocks to move between them, and the layers of those."""
+    """Two pools of one model, the tokens to move between them, and the layers and heads of those."""
 
     source: PoolLayout
     target: PoolLayout
-    blocks: list[BlockPair]
+    span: Span
     layers: LayerRange
+    heads: HeadRange
+
+    @property
+    def copies(self) -> Copies:
+        blocks = pair_blocks(self.source, self.target, self.span)
+        return plan_copies(self.source, self.target, blocks, self.layers, self.heads)
 
 
 def ranges(size: int) -> st.SearchStrategy[tuple[int, int]]:
@@ -32,21 +39,24 @@ def ranges(size: int) -> st.SearchStrategy[tuple[int, int]]:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     num_layers, num_heads = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    shape = {
-        "block_size": draw(st.integers(1, 3)),
-        "head_dim": draw(st.integers(1, 3)),
-        "item_bytes": draw(st.integers(1, 2)),
-    }
-    pools = []
-    for _ in range(2):
+    shape = {"head_dim": draw(st.integers(1, 2)), "item_bytes": draw(st.integers(1, 2))}
+    size = draw(st.integers(1, 3))
+    factors = draw(st.sampled_from([(1, 1), (1, 1), (1, 2), (2, 1), (4, 1), (1, 4)]))
+    num_tokens = draw(st.integers(0, 8)) * size
+    start = draw(st.integers(0, num_tokens // size)) * size
+    pools: list[PoolLayout] = []
+    tables: list[list[int]] = []
+    for factor in factors:
         (first_layer, held_layers), (first_head, held_heads) = (
             draw(ranges(num_layers)),
             draw(ranges(num_heads)),
         )
+        num_blocks = -(-num_tokens // (factor * size)) + draw(st.integers(1, 3))
         pools.append(
             make_pool(
                 address=draw(st.integers(0, 10_000)),
-                num_blocks=draw(st.integers(1, 6)),
+                num_blocks=num_blocks,
+                block_size=factor * size,
                 first_layer=first_layer,
                 num_layers=held_layers,
                 first_head=first_head,
@@ -54,13 +64,10 @@ def cases(draw: st.DrawFn) -> Case:
                 **shape,
             )
         )
-    source, target = pools
-    targets = draw(st.permutations(range(target.num_blocks)))
-    sources = draw(st.lists(st.integers(0, source.num_blocks - 1), max_size=target.num_blocks))
-    if draw(st.booleans()):
-        targets, sources = sorted(targets), sorted(sources)
-    blocks = [BlockPair(*pair) for pair in zip(sources, targets, strict=False)]
-    return Case(source, target, blocks, LayerRange(*draw(ranges(num_layers))))
+        blocks = draw(st.one_of(st.permutations(range(num_blocks)), st.just(range(num_blocks))))
+        tables.append(list(blocks)[start // (factor * size) : -(-num_tokens // (factor * size))])
+    layers, heads = LayerRange(*draw(ranges(num_layers))), HeadRange(*draw(ranges(num_heads)))
+    return Case(pools[0], pools[1], Span(start, num_tokens, *tables), layers, heads)
 
 
 def offset_of(pool: PoolLayout, place: tuple[int, int, int, int, int, int]) -> int:
@@ -77,21 +84,25 @@ def offset_of(pool: PoolLayout, place: tuple[int, int, int, int, int, int]) -> i
 
 def numbers_to_move(case: Case) -> Iterator[tuple[int, int]]:
     """Source and target offset of each single number."""
-    source, target = case.source, case.target
-    layers = set(range(source.first_layer, source.first_layer + source.num_layers))
-    layers &= set(range(target.first_layer, target.first_layer + target.num_layers))
-    layers &= set(range(case.layers.first, case.layers.first + case.layers.num_layers))
-    heads = set(range(source.first_head, source.first_head + source.num_heads))
-    heads &= set(range(target.first_head, target.first_head + target.num_heads))
-    within = product(layers, (0, 1), heads, range(source.block_size), range(source.head_dim))
-    for (layer, half, head, spot, dim), pair in product(within, case.blocks):
-        rest = (layer, half, head, spot, dim)
-        yield offset_of(source, (pair.source, *rest)), offset_of(target, (pair.target, *rest))
+    pools, span = (case.source, case.target), case.span
+    layers = set.intersection(
+        *(set(range(held.first, held.end)) for held in (*(p.layers for p in pools), case.layers))
+    )
+    heads = set.intersection(
+        *(set(range(held.first, held.end)) for held in (*(p.heads for p in pools), case.heads))
+    )
+    within = product(range(span.start, span.end), layers, (0, 1), heads, range(case.source.head_dim))
+    for token, layer, half, head, dim in within:
+        offsets = []
+        for pool, blocks in zip(pools, (span.sources, span.targets), strict=True):
+            block = blocks[token // pool.block_size - span.start // pool.block_size]
+            offsets.append(offset_of(pool, (block, layer, half, head, token % pool.block_size, dim)))
+        yield offsets[0], offsets[1]
 
 
-def apply(copies: Copies, case: Case, memory: bytes, onto: bytearray) -> None:
+def apply(copies: Copies, source: PoolLayout, memory: bytes, target: PoolLayout, onto: bytearray) -> None:
     for copy in copies:
-        start, end = copy.source - case.source.address, copy.target - case.target.address
+        start, end = copy.source - source.address, copy.target - target.address
         assert 0 <= start <= start + copy.num_bytes <= len(memory)
         assert 0 <= end <= end + copy.num_bytes <= len(onto)
         onto[end : end + copy.num_bytes] = memory[start : start + copy.num_bytes]
@@ -102,7 +113,7 @@ def test_the_plan_moves_what_a_copy_of_every_single_number_moves(case: Case) -> 
     memory = random.Random(0).randbytes(case.source.pool_bytes)
     before = random.Random(1).randbytes(case.target.pool_bytes)
     planned, naive = bytearray(before), bytearray(before)
-    apply(plan_copies(case.source, case.target, case.blocks, case.layers), case, memory, planned)
+    apply(case.copies, case.source, memory, case.target, planned)
     size = case.source.item_bytes
     for source, target in numbers_to_move(case):
         naive[target : target + size] = memory[source : source + size]
@@ -111,7 +122,7 @@ def test_the_plan_moves_what_a_copy_of_every_single_number_moves(case: Case) -> 
 
 @given(cases())
 def test_the_plan_touches_no_byte_twice(case: Case) -> None:
-    copies = plan_copies(case.source, case.target, case.blocks, case.layers)
+    copies = case.copies
     wanted = sum(1 for _ in numbers_to_move(case)) * case.source.item_bytes
     assert copies.num_bytes == sum(copy.num_bytes for copy in copies) == wanted
     by_target = sorted(copies, key=lambda copy: copy.target)
@@ -120,7 +131,7 @@ def test_the_plan_touches_no_byte_twice(case: Case) -> None:
 
 @given(cases())
 def test_no_two_copies_of_a_plan_could_be_one(case: Case) -> None:
-    copies = plan_copies(case.source, case.target, case.blocks, case.layers)
+    copies = case.copies
     assert all(copy.num_bytes > 0 for copy in copies)
     for one, other in pairwise(copies):
         follows = one.source + one.num_bytes == other.source and one.target + one.num_bytes == other.target
@@ -128,18 +139,19 @@ def test_no_two_copies_of_a_plan_could_be_one(case: Case) -> None:
 
 
 def num_copies(
-    source: PoolLayout, target: PoolLayout, *blocks: BlockPair, layers: LayerRange | None = None
+    source: PoolLayout, target: PoolLayout, *pairs: tuple[int, int], layers: LayerRange | None = None
 ) -> int:
+    blocks = BlockPairs(*zip(*pairs, strict=True))
     return len(plan_copies(source, target, blocks, layers or LayerRange(0, 6)))
 
 
 def test_pools_sharded_alike_take_one_copy_a_block() -> None:
-    scattered = (BlockPair(0, 5), BlockPair(2, 1), BlockPair(4, 3))
+    scattered = ((0, 5), (2, 1), (4, 3))
     assert num_copies(make_pool(), make_pool(address=0), *scattered) == 3
 
 
 def test_blocks_side_by_side_in_both_pools_take_one_copy_together() -> None:
-    runs = (BlockPair(0, 3), BlockPair(1, 4), BlockPair(2, 5), BlockPair(6, 0), BlockPair(7, 1))
+    runs = BlockPairs([0, 1, 2, 6, 7], [3, 4, 5, 0, 1])
     assert list(plan_copies(make_pool(), make_pool(address=0), runs, LayerRange(0, 6))) == [
         Copy(4096, 3 * make_pool().block_bytes, 3 * make_pool().block_bytes),
         Copy(4096 + 6 * make_pool().block_bytes, 0, 2 * make_pool().block_bytes),
@@ -147,30 +159,53 @@ def test_blocks_side_by_side_in_both_pools_take_one_copy_together() -> None:
 
 
 def test_blocks_side_by_side_in_one_pool_alone_take_a_copy_each() -> None:
-    assert num_copies(make_pool(), make_pool(), BlockPair(0, 3), BlockPair(1, 5)) == 2
-    assert num_copies(make_pool(), make_pool(), BlockPair(0, 4), BlockPair(1, 3)) == 2
+    assert num_copies(make_pool(), make_pool(), (0, 3), (1, 5)) == 2
+    assert num_copies(make_pool(), make_pool(), (0, 4), (1, 3)) == 2
 
 
 def test_some_layers_of_blocks_side_by_side_take_one_copy_a_block() -> None:
-    side_by_side = (BlockPair(0, 0), BlockPair(1, 1))
+    side_by_side = ((0, 0), (1, 1))
     assert num_copies(make_pool(), make_pool(), *side_by_side, layers=LayerRange(2, 3)) == 2
 
 
 def test_layers_held_by_both_move_and_others_do_not() -> None:
     first_half, second_half = make_pool(num_layers=3), make_pool(first_layer=3, num_layers=3)
-    assert num_copies(make_pool(), second_half, BlockPair(0, 0)) == 1
-    assert num_copies(first_half, second_half, BlockPair(0, 0)) == 0
-    assert num_copies(make_pool(), make_pool(), BlockPair(0, 0), layers=LayerRange(6, 2)) == 0
+    assert num_copies(make_pool(), second_half, (0, 0)) == 1
+    assert num_copies(first_half, second_half, (0, 0)) == 0
+    assert num_copies(make_pool(), make_pool(), (0, 0), layers=LayerRange(6, 2)) == 0
 
 
 def test_tensor_shards_to_pipeline_stages_take_a_head_range_for_each_layer_and_half() -> None:
     shards = [make_pool(num_heads=2), make_pool(first_head=2, num_heads=2)]
     stages = [make_pool(num_layers=3), make_pool(first_layer=3, num_layers=3)]
     for shard, stage in product(shards, stages):
-        assert num_copies(shard, stage, BlockPair(0, 0)) == 3 * 2
-        assert num_copies(stage, shard, BlockPair(0, 0)) == 3 * 2
+        assert num_copies(shard, stage, (0, 0)) == 3 * 2
+        assert num_copies(stage, shard, (0, 0)) == 3 * 2
+
+
+def test_a_larger_block_takes_a_head_of_each_layer_and_half_from_each_smaller_one() -> None:
+    small, large = make_pool(block_size=4), make_pool(block_size=16, num_blocks=2)
+    into_large = pair_blocks(small, large, Span(4, 24, [7, 2, 5, 0, 1], [1, 0]))
+    assert into_large == BlockPairs([7, 2, 5, 0, 1], [5, 6, 7, 0, 1])
+    into_small = pair_blocks(large, small, Span(4, 24, [1, 0], [7, 2, 5, 0, 1]))
+    assert into_small == BlockPairs(into_large.targets, into_large.sources)
+    assert len(plan_copies(small, large, into_large, LayerRange(1, 2))) == 5 * 2 * 2 * 4
+    with pytest.raises(ValueError, match="within a block of 4"):
+        pair_blocks(small, large, Span(2, 24, [7, 2, 5, 0, 1], [1, 0]))
+
+
+def test_of_the_last_block_all_moves() -> None:
+    blocks = pair_blocks(make_pool(), make_pool(), Span(4, 9, [3, 1], [0, 2]))
+    assert blocks == BlockPairs([3, 1], [0, 2])
 
 
 def test_no_blocks_take_no_copies() -> None:
-    copies = plan_copies(make_pool(), make_pool(), [], LayerRange(0, 6))
+    copies = plan_copies(make_pool(), make_pool(), BlockPairs([], []), LayerRange(0, 6))
     assert (list(copies), len(copies), copies.num_bytes) == ([], 0, 0)
+
+
+def test_blocks_without_a_partner_are_refused() -> None:
+    with pytest.raises(ValueError, match="inhomogeneous"):
+        plan_copies(make_pool(), make_pool(), BlockPairs([0, 1], [3, 4, 5]), LayerRange(0, 6))
+    with pytest.raises(ValueError, match="inhomogeneous"):
+        plan_copies(make_pool(), make_pool(), BlockPairs([0, 1], [3]), LayerRange(0, 6))

@@ -19,6 +19,7 @@ from services.tasks import open_tasks
 from tests.workers.harness import until
 from tests.workers.transfer.conftest import Exchange
 from tests.workers.transfer.scene import PeerProcess, Scene, open_scene
+from workers.transfer import nixl_line
 from workers.transfer.agents import Agents
 from workers.transfer.peers import Peers
 
@@ -26,7 +27,7 @@ from workers.transfer.peers import Peers
 @asynccontextmanager
 async def following(etcd: Server, ns: str, scene: Scene) -> AsyncIterator[tuple[Peers, Directory]]:
     agents = Agents()
-    peers = Peers(scene.rank, "we", scene.transfers, agents)
+    peers = Peers(scene.memory, "we", agents)
     agents.on_new(peers.judge)
     agents.on_forgotten(peers.forget)
     async with (
@@ -83,11 +84,14 @@ def test_a_worker_that_is_started_again_is_another_peer(
     run_peers(exchange, etcd_server, namespace, body)
 
 
+@pytest.mark.parametrize("min_shared_bytes", [1, nixl_line.MIN_SHARED_BYTES])
 def test_a_peer_whose_connection_has_died_is_met_anew(
-    etcd_server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+    etcd_server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch, min_shared_bytes: int
 ) -> None:
-    """Both processes live on. Until they part, every further transfer fails like the first."""
+    """Both processes live on. Until they part, every further transfer fails like the first, be it moved by
+    one agent or by two."""
     monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.setattr(nixl_line, "MIN_SHARED_BYTES", min_shared_bytes)
 
     async def run() -> None:
         async with open_scene() as scene, following(etcd_server, namespace, scene) as (peers, directory):
@@ -95,25 +99,25 @@ def test_a_peer_whose_connection_has_died_is_met_anew(
             card = child.peer.card
             await show(directory, peers, namespace, card)
             first = await peers.meet(card.worker, card.incarnation)
-            assert await scene.move("WRITE", child, [(0, 0)]) is None
+            assert await scene.move("WRITE", child, [(0, 0), (5, 5)]) is None
             child.cut_connections()
             for _ in range(2):
-                assert isinstance(await scene.move("WRITE", child, [(0, 0)]), PeerGone)
+                assert isinstance(await scene.move("WRITE", child, [(0, 0), (5, 5)]), PeerGone)
                 assert await peers.meet(card.worker, card.incarnation) is first
             peers.part(first)
             second = await peers.meet(card.worker, card.incarnation)
             peers.part(first)  # who else used the dead connection says so late
             assert await peers.meet(card.worker, card.incarnation) is second
             scene.pool.fill(1, 30)
-            assert await scene.move("WRITE", child, [(1, 2)]) is None
-            assert await scene.move("READ", child, [(2, 3)]) is None
+            assert await scene.move("WRITE", child, [(1, 2), (5, 5)]) is None
+            assert await scene.move("READ", child, [(2, 3), (5, 5)]) is None
             assert child.layers(2) == scene.pool.layers(3) == [30, 31, 32, 33]
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("dtype", "bfloat16"), ("item_bytes", 2), ("block_size", 32), ("head_dim", 16)]
+    ("field", "value"), [("dtype", "bfloat16"), ("item_bytes", 2), ("block_size", 24), ("head_dim", 16)]
 )
 def test_kv_that_cannot_move_here_is_refused_when_its_worker_is_first_heard_of(
     exchange: Exchange,

@@ -29,7 +29,7 @@ def begin_push(scene: Scene, child: PeerProcess) -> tuple[Push, Faults]:
     for number, block in enumerate(SEQUENCE_BLOCKS):
         scene.pool.fill(block, 10 * number)
     faults: Faults = []
-    return Push(GRANT, child.peer, scene.pool.layout, scene.transfers, faults.append), faults
+    return Push(GRANT, child.peer, scene.memory, faults.append), faults
 
 
 def assert_landed(child: PeerProcess) -> None:
@@ -46,9 +46,9 @@ def test_pieces_make_a_whole_and_what_the_owner_has_is_not_sent(
 ) -> None:
     async def body(scene: Scene, child: PeerProcess, push: Push, faults: Faults) -> None:
         for layers in (LayerRange(0, 2), LayerRange(2, 2)):
-            push.write(0, 32, SEQUENCE_BLOCKS[:2], layers)
+            push.write(0, 0, 32, SEQUENCE_BLOCKS[:2], layers)
         for layers in (LayerRange(0, 3), LayerRange(3, 1)):
-            push.write(32, 56, SEQUENCE_BLOCKS[2:], layers)
+            push.write(0, 32, 56, SEQUENCE_BLOCKS[2:], layers)
         await push.complete(SEQUENCE_BLOCKS)
         await push.land()
         heard = child.hear()
@@ -62,8 +62,8 @@ def test_pieces_make_a_whole_and_what_the_owner_has_is_not_sent(
 def test_what_was_written_from_blocks_that_were_taken_away_is_written_again(exchange: Exchange) -> None:
     async def body(scene: Scene, child: PeerProcess, push: Push, faults: Faults) -> None:
         scene.pool.fill(0, 99)
-        push.write(0, 32, [3, 0], ALL_LAYERS)
-        push.write(0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
+        push.write(0, 0, 32, [3, 0], ALL_LAYERS)
+        push.write(0, 0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
         await push.complete(SEQUENCE_BLOCKS)
         assert_landed(child)
         block_bytes = scene.pool.layout.block_bytes
@@ -74,8 +74,8 @@ def test_what_was_written_from_blocks_that_were_taken_away_is_written_again(exch
 
 def test_what_was_written_twice_is_written_once_more_when_nothing_is_on_its_way(exchange: Exchange) -> None:
     async def body(scene: Scene, child: PeerProcess, push: Push, faults: Faults) -> None:
-        push.write(0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
-        push.write(0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
+        push.write(0, 0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
+        push.write(0, 0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
         await push.complete(SEQUENCE_BLOCKS)
         assert len(scene.moved) == 3
         assert_landed(child)
@@ -85,7 +85,7 @@ def test_what_was_written_twice_is_written_once_more_when_nothing_is_on_its_way(
 
 def test_a_piece_that_never_came_is_written_in_the_end(exchange: Exchange) -> None:
     async def body(scene: Scene, child: PeerProcess, push: Push, faults: Faults) -> None:
-        push.write(0, 32, SEQUENCE_BLOCKS[:2], ALL_LAYERS)
+        push.write(0, 0, 32, SEQUENCE_BLOCKS[:2], ALL_LAYERS)
         await push.complete(SEQUENCE_BLOCKS)
         assert_landed(child)
 
@@ -94,7 +94,7 @@ def test_a_piece_that_never_came_is_written_in_the_end(exchange: Exchange) -> No
 
 def test_a_sequence_that_is_gone_cannot_complete_a_push(exchange: Exchange) -> None:
     async def body(scene: Scene, child: PeerProcess, push: Push, faults: Faults) -> None:
-        push.write(0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
+        push.write(0, 0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
         with pytest.raises(InternalFault):
             await push.complete([])
 
@@ -104,7 +104,7 @@ def test_a_sequence_that_is_gone_cannot_complete_a_push(exchange: Exchange) -> N
 def test_after_stop_nothing_is_written(exchange: Exchange) -> None:
     async def body(scene: Scene, child: PeerProcess, push: Push, faults: Faults) -> None:
         push.stop()
-        push.write(0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
+        push.write(0, 0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
         await push.wait_settled()
         assert await scene.move("WRITE", child, [(3, 1)]) is None
         assert all(child.layers(block) == [0, 0, 0, 0] for block in range(8))
@@ -121,7 +121,7 @@ def test_a_failed_write_is_told_at_once_and_leaves_the_grant_in_doubt(exchange: 
         assert await scene.move("WRITE", child, [(3, 1)]) is None
         child.process.kill()
         push, faults = begin_push(scene, child)
-        push.write(0, 32, SEQUENCE_BLOCKS[:2], ALL_LAYERS)
+        push.write(0, 0, 32, SEQUENCE_BLOCKS[:2], ALL_LAYERS)
         await push.wait_settled()
         with pytest.raises(PeerGone):
             await push.complete(SEQUENCE_BLOCKS)

@@ -7,7 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proto.errors import DeadlineExceeded, InternalFault
+from proto.cards import RankAgent
+from proto.codec import encode
+from proto.errors import DeadlineExceeded, InternalFault, KvmeshError, PeerGone
+from proto.jobs import Landing
 from tests.services.waiting import wait_for
 from tests.workers.engine.engine_desk import small_settings
 from tests.workers.engine.witness_runner import WitnessRunner
@@ -15,6 +18,8 @@ from tests.workers.roles.lending import Listener
 from tests.workers.transfer.scene import LIMIT_S, PeerProcess, Scene, open_scene
 from workers.engine.engine import Engine
 from workers.guards import guard_threads
+from workers.transfer.nixl_transport import MAX_LINES
+from workers.transfer.outcome import Outcome
 from workers.transfer.pull import Pull
 
 NUM_BLOCKS, NUM_HEADS = 64, 64
@@ -48,6 +53,76 @@ def test_a_transfer_that_does_not_end_is_an_ailment_until_it_does(monkeypatch: p
     asyncio.run(run())
 
 
+def test_a_peer_whose_connection_is_stuck_is_reached_over_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both processes are well. What is stuck stays an ailment, and may land whenever it comes to it."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+
+    async def run() -> None:
+        async with open_scene(stall_s=1.0) as scene:
+            child = await scene.start_peer("deaf", ucx_tls="tcp")
+            assert await scene.move("WRITE", child, [(0, 0)]) is None
+            child.deafen()
+            scene.pool.fill(1, 30)
+            posted = scene.submit("WRITE", child, [(1, 1)]), scene.submit("READ", child, [(1, 1)])
+            stuck = asyncio.gather(*[over.wait() for over in posted])
+            await wait_for(lambda: "2 have not ended" in scene.transfers.ailment)
+            await assert_works(scene, child, 2)
+            assert not stuck.done()
+            assert child.layers(1) == [0, 0, 0, 0]
+            assert "2 have not ended" in scene.transfers.ailment
+            child.hear_again()
+            assert await stuck == [None, None]
+            assert child.layers(1) == [30, 31, 32, 33]
+            await wait_for(lambda: scene.transfers.ailment == "")
+            await assert_works(scene, child, 3)
+
+    asyncio.run(run())
+
+
+async def assert_works(scene: Scene, child: PeerProcess, block: int) -> None:
+    """Each way, and a notice."""
+    scene.pool.fill(block, 10 * block)
+    assert await scene.move("WRITE", child, [(block, block)]) is None
+    assert child.layers(block) == [10 * block + layer for layer in range(4)]
+    assert await scene.move("READ", child, [(block, 7)]) is None
+    assert scene.pool.layers(7) == child.layers(block)
+    told = Outcome(asyncio.get_running_loop())
+    scene.transfers.notify(child.peer.rank.agent, encode(Landing(f"grant {block}", 5)), told.settle)
+    assert await told.wait() is None
+    assert child.hear().grant == f"grant {block}"
+
+
+def test_a_peer_to_which_everything_is_stuck_is_left_and_met_again_once_something_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+
+    async def run() -> None:
+        async with open_scene(stall_s=1.0) as scene:
+            child = await scene.start_peer("deaf", ucx_tls="tcp")
+            rank = child.peer.rank
+            stuck = []
+            for number in range(1, MAX_LINES + 1):
+                assert await scene.move("WRITE", child, [(0, 0)]) is None
+                child.deafen()
+                stuck.append(asyncio.ensure_future(scene.submit("WRITE", child, [(number, number)]).wait()))
+                await wait_for(lambda: f"{len(stuck)} have not ended" in scene.transfers.ailment)
+            scene.transfers.remove_peer(rank.agent)
+            assert isinstance(await add(scene, rank), PeerGone)
+            child.hear_again()
+            assert await asyncio.gather(*stuck) == [None] * MAX_LINES
+            assert await add(scene, rank) is None
+            await assert_works(scene, child, 5)
+
+    asyncio.run(run())
+
+
+async def add(scene: Scene, rank: RankAgent) -> KvmeshError | None:
+    met = Outcome(asyncio.get_running_loop())
+    scene.transfers.add_peer(rank.agent, rank.metadata, met.settle)
+    return await met.wait()
+
+
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_a_read_that_nobody_waits_for_any_more_gives_its_blocks_back_when_it_ends(
     monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
@@ -56,7 +131,7 @@ def test_a_read_that_nobody_waits_for_any_more_gives_its_blocks_back_when_it_end
 
     async def run() -> None:
         async with open_stopped(monkeypatch) as (scene, child):
-            pull = Pull(scene.pool.layout, scene.transfers, lambda: ended.append(pull.is_on_way))
+            pull = Pull(scene.memory, lambda: ended.append(pull.is_on_way))
             reading = asyncio.ensure_future(pull.run(child.peer, BLOCKS, BLOCKS))
             await wait_for(lambda: pull.is_on_way)
             if is_cancelled:
@@ -78,7 +153,7 @@ def test_a_read_that_ends_in_time_is_told_of_once() -> None:
         async with open_scene() as scene:
             child = await scene.start_peer()
             child.fill(3, 70)
-            pull = Pull(scene.pool.layout, scene.transfers, lambda: ended.append(True))
+            pull = Pull(scene.memory, lambda: ended.append(True))
             await pull.run(child.peer, [3], [6])
             assert not pull.is_on_way
             assert scene.pool.layers(6) == [70, 71, 72, 73]
@@ -123,7 +198,7 @@ def test_a_thread_that_hangs_is_a_fault_that_ends_the_worker(monkeypatch: pytest
             over = scene.submit("WRITE", child, [(0, 0)])
             await wait_for(lambda: "has not returned" in scene.transfers.fault)
             with pytest.raises(InternalFault):
-                await guard_threads(engine, scene.transfers)
+                await guard_threads(engine, scene.memory)
             may_go_on.set()
             assert await over.wait() is None
             await wait_for(lambda: scene.transfers.fault == "")

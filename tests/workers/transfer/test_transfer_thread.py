@@ -12,7 +12,7 @@ from proto.layout import LayerRange
 from tests.workers.transfer.conftest import Exchange
 from tests.workers.transfer.peer_process import Heard
 from tests.workers.transfer.scene import ALL_LAYERS, PeerProcess, Scene, open_scene
-from workers.transfer.copy_plan import BlockPair, plan_copies
+from workers.transfer.copy_plan import BlockPairs, plan_copies
 from workers.transfer.outcome import Outcome
 from workers.transfer.transfers import Transfer
 
@@ -75,7 +75,7 @@ def test_a_transfer_that_may_not_start_writes_nothing(exchange: Exchange) -> Non
             raise AssertionError("it must not start")
 
         pools = scene.pool.layout, child.peer.rank.pool
-        copies = plan_copies(*pools, [BlockPair(1, 1)], ALL_LAYERS)
+        copies = plan_copies(*pools, BlockPairs([1], [1]), ALL_LAYERS)
         agent = child.peer.rank.agent
         scene.transfers.submit(
             Transfer("WRITE", agent, copies, "cpu", lambda: False, lambda: refused.settle(None), on_done)
@@ -95,7 +95,7 @@ def test_of_many_submitted_at_once_each_arrives_but_those_that_may_not_start(exc
             scene.pool.fill(block, 10 * block)
             over = Outcome(asyncio.get_running_loop())
             pools = scene.pool.layout, child.peer.rank.pool
-            copies = plan_copies(*pools, [BlockPair(block, block)], ALL_LAYERS)
+            copies = plan_copies(*pools, BlockPairs([block], [block]), ALL_LAYERS)
 
             def may_start(block: int = block) -> bool:
                 return block % 3 != 0
@@ -144,7 +144,12 @@ def test_a_killed_peer_is_gone_in_bounded_time_and_its_successor_works(exchange:
     exchange.run(body)
 
 
-def test_a_write_to_a_stopped_process_is_not_over_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "targets", [range(64), range(63, -1, -1)], ids=["one piece", "pieces that two threads share"]
+)
+def test_a_write_to_a_stopped_process_is_not_over_before_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, targets: range
+) -> None:
     """Also not when the peer is forgotten meanwhile: the bytes land all the same."""
     monkeypatch.setenv("UCX_TLS", "tcp")
 
@@ -157,14 +162,14 @@ def test_a_write_to_a_stopped_process_is_not_over_before_it_goes_on(monkeypatch:
         for block in range(64):
             scene.pool.fill(block, 100)
         child.process.suspend()
-        over = scene.submit("WRITE", child, [(block, block) for block in range(64)])
+        over = scene.submit("WRITE", child, list(enumerate(targets)))
         scene.transfers.remove_peer(child.peer.rank.agent)
         waiting = asyncio.ensure_future(over.wait())
         done, _ = await asyncio.wait({waiting}, timeout=0.5)
         assert not done
         child.process.resume()
         assert await waiting is None
-        assert child.layers(63) == [100, 101, 102, 103]
+        assert child.layers(0) == child.layers(63) == [100, 101, 102, 103]
 
     asyncio.run(run())
 
@@ -174,7 +179,7 @@ def test_what_is_asked_of_an_ended_thread_is_refused() -> None:
         async with open_scene() as scene:
             assert scene.transfers.fault == scene.transfers.ailment == ""
         refused: list[str] = []
-        nothing = plan_copies(scene.pool.layout, scene.pool.layout, [], ALL_LAYERS)
+        nothing = plan_copies(scene.pool.layout, scene.pool.layout, BlockPairs([], []), ALL_LAYERS)
 
         def on_done(_: object) -> None:
             raise AssertionError("it must not start")

@@ -1,0 +1,1 @@
+"""Clients that people use, each before a whole mesh of real processes."""

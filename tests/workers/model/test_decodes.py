@@ -1,0 +1,63 @@
+"""Decodes find what a naive reading of their KV finds, where it lies and in a copy."""
+
+import math
+
+import pytest
+import torch
+
+from workers.model.attention import Decodes
+from workers.model.batch import build_batch
+from workers.model.chunk import Chunk
+from workers.model.gathered_decodes import GatheredDecodes
+from workers.model.pool_rows import PoolRows
+from workers.model.reach import DecodeGroup, plan_reach
+from workers.model.scattered_decodes import ScatteredDecodes
+
+CPU = torch.device("cpu")
+NUM_BLOCKS, NUM_LAYERS, KV_HEADS, HEADS, BLOCK_SIZE, HEAD_DIM = 40, 3, 2, 6, 8, 16
+
+
+def naive_answer(
+    pool_NLKGPD: torch.Tensor, layer: int, q_HD: torch.Tensor, chunk: Chunk, window: int | None
+) -> torch.Tensor:
+    first = 0 if window is None else max(0, chunk.end - window)
+    places = [(chunk.blocks[place // BLOCK_SIZE], place % BLOCK_SIZE) for place in range(first, chunk.end)]
+    kv_SKGD = torch.stack([pool_NLKGPD[block, layer, :, :, place] for block, place in places])
+    answers = []
+    for head, q_D in enumerate(q_HD):
+        k_SD, v_SD = kv_SKGD[:, :, head // (HEADS // KV_HEADS)].unbind(1)
+        answers.append((k_SD @ q_D / math.sqrt(HEAD_DIM)).softmax(dim=0) @ v_SD)
+    return torch.stack(answers)
+
+
+def decode_both_ways(group: DecodeGroup, pool: PoolRows) -> list[Decodes]:
+    return [ScatteredDecodes(group, HEADS, pool), GatheredDecodes(group, pool)]
+
+
+@pytest.mark.parametrize("window", [None, 11])
+@pytest.mark.parametrize("lengths", [(21,), (8,), (16, 16), (1, 5, 8, 30, 64)])
+def test_each_sequence_finds_what_it_sees_and_nothing_else(
+    lengths: tuple[int, ...], window: int | None
+) -> None:
+    """Whatever it does not see is not a number, and would come through."""
+    draw = torch.Generator().manual_seed(len(lengths))
+    pool_NLKGPD = torch.full((NUM_BLOCKS, NUM_LAYERS, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM), torch.nan)
+    order = torch.randperm(NUM_BLOCKS, generator=draw).tolist()
+    chunks = []
+    for length in lengths:
+        blocks = [order.pop() for _ in range(-(-length // BLOCK_SIZE))]
+        first = 0 if window is None else max(0, length - window) // BLOCK_SIZE * BLOCK_SIZE
+        for place in range(first, length):
+            kv_LKGD = torch.randn((NUM_LAYERS, 2, KV_HEADS, HEAD_DIM), generator=draw)
+            pool_NLKGPD[blocks[place // BLOCK_SIZE], :, :, :, place % BLOCK_SIZE] = kv_LKGD
+        chunks.append(Chunk([7], length - 1, blocks, 1))
+    (group,) = plan_reach(build_batch(chunks, BLOCK_SIZE, CPU), window, None).decodes
+    pool = PoolRows(pool_NLKGPD)
+    for decodes in decode_both_ways(group, pool):
+        for layer in range(NUM_LAYERS):
+            q_BHD = torch.randn((len(chunks), HEADS, HEAD_DIM), generator=draw)
+            expected = [
+                naive_answer(pool_NLKGPD, layer, q_HD, chunk, window)
+                for q_HD, chunk in zip(q_BHD, chunks, strict=True)
+            ]
+            torch.testing.assert_close(decodes.attend(layer, q_BHD), torch.stack(expected))
