@@ -13,8 +13,11 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+_STILL = "TtZX"  # states of threads: stopped, traced, ended
 
 _EXEC = (
     "import ctypes,os,sys;"
@@ -86,3 +89,25 @@ def end_child(child: subprocess.Popen[bytes], limit_s: float) -> int:
         if wait_child(child, limit_s) is None:
             child.kill()
     return child.wait()
+
+
+def suspend(pid: int) -> None:
+    """SIGSTOP, and until no thread of the process runs any more: one may go on for a moment after the call.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    while any(state not in _STILL for state in _thread_states(pid)):
+        time.sleep(0.001)
+
+
+def _thread_states(pid: int) -> list[str]:
+    """A letter for each, as in proc(5); none once the process is gone."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
+    return states

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from proto.errors import DeadlineExceeded, InvalidSetting
-from services.child import end_child, spawn_child, wait_child
+from services.child import end_child, spawn_child, suspend, wait_child
 
 MAX_PAYLOAD_BYTES = 8 * 2**20
 START_LIMIT_S = 20.0
@@ -116,7 +116,8 @@ class Server:
         shutil.rmtree(self.plan.data_dir)
 
     def suspend(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        """Until no thread of it runs: it answers nothing more."""
+        suspend(self.pid)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -21,6 +21,7 @@ from proto.errors import (
     PayloadTooLarge,
 )
 from services.bus import Bus, BusSettings, Delivery, Wish, open_bus
+from services.child import suspend
 from services.servers import Server, reserve_port, run_nats
 from tests.services.waiting import wait_for
 
@@ -441,7 +442,7 @@ def test_a_stopped_process_does_not_act_on_what_it_wakes_up_to(nats_server: Serv
 
             await tell("before")
             lines = [output.readline(), output.readline()]
-            child.send_signal(signal.SIGSTOP)
+            suspend(child.pid)
             await tell("stopped")
             await asyncio.sleep(1.6)  # the time that is to pass is what this test is about
             child.send_signal(signal.SIGCONT)

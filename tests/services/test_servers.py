@@ -63,6 +63,25 @@ def test_a_suspended_server_is_stopped_for_good_by_stop(make_nats: Callable[...,
     assert server.process.returncode is not None
 
 
+def test_a_suspended_server_answers_nothing(make_etcd: Callable[[], Server]) -> None:
+    server = make_etcd()
+    for _ in range(10):
+        server.suspend()
+        assert {thread.read_text().rpartition(")")[2].split()[0] for thread in _threads(server)} == {"T"}
+        with socket.create_connection(("127.0.0.1", server.plan.port), timeout=5) as connection:
+            connection.settimeout(0.05)
+            connection.sendall(b"GET /version HTTP/1.0\r\n\r\n")
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            server.resume()
+            connection.settimeout(5)
+            assert connection.recv(4) == b"HTTP"
+
+
+def _threads(server: Server) -> list[Path]:
+    return list(Path(f"/proc/{server.pid}/task").glob("*/stat"))
+
+
 def test_a_server_runs_for_the_time_of_the_body_and_leaves_no_process(tmp_path: Path) -> None:
     async def body() -> None:
         async with run_nats(tmp_path / "nats") as nats, run_etcd(tmp_path / "etcd") as etcd:

@@ -10,6 +10,8 @@ import signal
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 
+from services.child import suspend
+
 _PRELOADED = [
     "workers.process",
     "workers.engine.torch_runner",
@@ -40,7 +42,8 @@ class ForkedProcess:
         return pid
 
     def suspend(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        """Until no thread of it runs."""
+        suspend(self.pid)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
