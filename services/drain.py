@@ -12,6 +12,7 @@ from proto.reports import BEATS, AnyBeat, LoadReport
 from proto.roles import DrainMode, WorkerState
 from services.bus import Bus, BusSettings, open_bus
 from services.liveness import BeatSettings, watch_beats
+from services.patience import Wait, open_wait, say_aside
 from services.process import run_process
 from services.status.status_settings import StatusSettings, find_mesh
 from services.worker_ask import tell_worker
@@ -36,35 +37,40 @@ def drain(
 ) -> None:
     """Have a worker take no new work and hand over what runs; it stays alive, for `--undo` or its end."""
     address = find_mesh(StatusSettings(state=state, nats=nats, etcd=etcd, ns=ns))
-
     bus_settings = BusSettings(url=address.nats_url, connect_timeout_s=CONNECT_LIMIT_S)
 
     async def run(_: asyncio.Event) -> None:
-        async with open_bus(bus_settings, "kvmesh-drain") as bus:
+        unheard = f"{address.nats_url} does not answer yet"
+        async with open_wait(say_aside, unheard) as wait, open_bus(bus_settings, "kvmesh-drain") as bus:
+            wait.what = f"{worker} has not answered yet"
             if undo:
                 await tell_worker(bus, address.ns, worker, Undrain(), Done, ASK_LIMIT_S)
                 typer.echo(f"{worker} takes work again")
-                return
-            order = Drain(mode, limit_s, is_forced=force)
-            await tell_worker(bus, address.ns, worker, order, Done, ASK_LIMIT_S)
-            await wait_drained(bus, address.ns, worker, limit_s)
-            typer.echo(f"{worker} is drained")
+            else:
+                order = Drain(mode, limit_s, is_forced=force)
+                await tell_worker(bus, address.ns, worker, order, Done, ASK_LIMIT_S)
+                await wait_drained(bus, address.ns, worker, limit_s, wait)
+                typer.echo(f"{worker} is drained")
+            wait.what = ""
 
     raise typer.Exit(run_process(run, drain_limit_s=None))
 
 
-async def wait_drained(bus: Bus, ns: str, worker: str, limit_s: float) -> None:
-    """Until the worker reports that nothing runs there.
+async def wait_drained(bus: Bus, ns: str, worker: str, limit_s: float, wait: Wait) -> None:
+    """Until the worker reports that nothing runs there. What runs there yet is what `wait` tells.
 
     Raises:
         DeadlineExceeded: something does yet; the worker goes on draining.
         Disconnected: it beats no more.
     """
+    wait.what = f"{worker} drains"
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def hear(_: str, beat: AnyBeat) -> None:
-        if isinstance(beat, LoadReport) and beat.worker == worker and _is_empty(beat) and not ended.done():
-            ended.set_result(None)
+        if isinstance(beat, LoadReport) and beat.worker == worker:
+            wait.what = f"{worker} drains: {_num_left(beat)} left"
+            if _is_empty(beat) and not ended.done():
+                ended.set_result(None)
 
     def note_life(process: str, is_alive: bool) -> None:
         if process == worker and not is_alive and not ended.done():
@@ -80,6 +86,9 @@ async def wait_drained(bus: Bus, ns: str, worker: str, limit_s: float) -> None:
             raise DeadlineExceeded(what=f"what runs at {worker}", limit_s=limit_s) from None
 
 
+def _num_left(report: LoadReport) -> int:
+    return report.num_running + report.num_waiting + report.num_jobs
+
+
 def _is_empty(report: LoadReport) -> bool:
-    is_idle = not (report.num_running or report.num_waiting or report.num_jobs)
-    return is_idle and report.state is not WorkerState.READY
+    return not _num_left(report) and report.state is not WorkerState.READY

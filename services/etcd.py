@@ -245,7 +245,7 @@ class EtcdClient:
             raise translated from error
         except TimeoutError as error:
             self._note(False)
-            raise DeadlineExceeded(what="etcd", limit_s=limit_s) from error
+            raise DeadlineExceeded(what="a call to etcd", limit_s=limit_s) from error
         self._note(True)
         return answer
 
@@ -269,7 +269,7 @@ def _translate(error: grpc.aio.AioRpcError, limit_s: float) -> KvmeshError | Lea
         case "UNAVAILABLE" | "CANCELLED" | "ABORTED":
             found: KvmeshError | LeaseGone | _Compacted = Disconnected(peer="etcd")
         case "DEADLINE_EXCEEDED":
-            found = DeadlineExceeded(what="etcd", limit_s=limit_s)
+            found = DeadlineExceeded(what="a call to etcd", limit_s=limit_s)
         case "NOT_FOUND":
             found = LeaseGone()
         case "OUT_OF_RANGE":

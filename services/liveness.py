@@ -145,6 +145,7 @@ class Liveness(Generic[Beat]):
         self._decode = decode
         self._heard: dict[str, _Heard[Beat]] = {}
         self._back_s = -math.inf
+        self._listening_s = time.monotonic()
         self._change_listeners: list[Callable[[str, bool], None]] = []
         self._beat_listeners: list[Callable[[str, Beat], None]] = []
 
@@ -152,6 +153,11 @@ class Liveness(Generic[Beat]):
         """False too for one that was never heard."""
         heard = self._heard.get(process)
         return heard is not None and heard.is_alive
+
+    def is_lost(self, process: str) -> bool:
+        """Whether it would have been heard by now, and was not."""
+        has_listened_s = time.monotonic() - self._listening_s
+        return not self.is_alive(process) and has_listened_s >= self._settings.lost_after_s
 
     def last(self, process: str) -> Beat | None:
         """The last beat that could be read, also of a lost process, until it is forgotten."""
@@ -193,6 +199,7 @@ class Liveness(Generic[Beat]):
         last_s = max((heard.heard_s for heard in self._heard.values()), default=now_s)
         if now_s - last_s >= self._settings.lost_after_s:
             self._back_s = now_s
+        self._listening_s = now_s
         for heard in self._heard.values():
             heard.heard_s = now_s
 

@@ -37,7 +37,15 @@ MOST_ABSENT = 256
 NUM_TRIES = 10
 """Each try that fails means that somebody else has succeeded."""
 
+IsLost = Callable[[str], bool]
+"""Whether a worker beats no more. Its card stays until its lease is over."""
+
 _Result = TypeVar("_Result")
+
+
+def nobody_is_lost(_: str) -> bool:
+    """For those who hear no beats: who has a card is there."""
+    return False
 
 
 class PlacedOrder(msgspec.Struct, frozen=True):
@@ -68,9 +76,11 @@ async def read_order(directory: Directory, ns: str, worker: str) -> PlacedOrder 
     return None if entry is None else PlacedOrder(decode(entry.value, Order), entry.revision)
 
 
-async def find_survivors(directory: Directory, ns: str, leaver: WorkerCard) -> list[Entry]:
-    """Cards of ready decode workers that stay in their role when `leaver`, which decodes, takes no work; of
-    one that does not decode, nobody need stay.
+async def find_survivors(
+    directory: Directory, ns: str, leaver: WorkerCard, is_lost: IsLost = nobody_is_lost
+) -> list[Entry]:
+    """Cards of ready decode workers that stay in their role when `leaver`, which decodes, takes no work, and
+    that are not lost; of one that does not decode, nobody need stay.
 
     Raises:
         InvalidRequest: it decodes, and none would be left.
@@ -79,9 +89,12 @@ async def find_survivors(directory: Directory, ns: str, leaver: WorkerCard) -> l
         return []
     cards = await directory.list(keys.workers(ns))
     epochs = await _ordered_epochs(directory, ns)
-    survivors = [entry for entry in cards if _stays(decode(entry.value, WorkerCard), leaver, epochs)]
+    staying = [entry for entry in cards if _stays(decode(entry.value, WorkerCard), leaver, epochs)]
+    lost = [worker for entry in staying if is_lost(worker := keys.last_part(entry.key))]
+    survivors = [entry for entry in staying if keys.last_part(entry.key) not in lost]
     if not survivors:
-        reason = f"{leaver.worker} is the last ready decode worker of {leaver.model!r}"
+        silent = f", and not heard of: {', '.join(lost)}" if lost else ""
+        reason = f"{leaver.worker} is the last ready decode worker of {leaver.model!r}{silent}"
         raise InvalidRequest(field="worker", reason=reason)
     return survivors[:MAX_SURVIVORS]
 
@@ -105,20 +118,22 @@ class _Turn(msgspec.Struct, frozen=True):
     bump: Put
 
 
-async def _read_turn(directory: Directory, ns: str, leaver: WorkerCard) -> _Turn:
+async def _read_turn(directory: Directory, ns: str, leaver: WorkerCard, is_lost: IsLost) -> _Turn:
     """
     Raises:
         InvalidRequest: as `find_survivors`.
     """
     key = keys.orders_of(ns, leaver.model)
     counter = await directory.get(key)
-    survivors = await find_survivors(directory, ns, leaver)
+    survivors = await find_survivors(directory, ns, leaver, is_lost)
     number, revision = (1, 0) if counter is None else (int(counter.value) + 1, counter.revision)
     guards = [Guard(key, revision), *(Guard(entry.key, entry.revision) for entry in survivors)]
     return _Turn(number, guards, Put(key, str(number).encode()))
 
 
-async def bump_orders(directory: Directory, ns: str, leaver: WorkerCard) -> int:
+async def bump_orders(
+    directory: Directory, ns: str, leaver: WorkerCard, is_lost: IsLost = nobody_is_lost
+) -> int:
     """The counter of the model's orders, one higher, provided that a ready decode worker stays.
 
     Raises:
@@ -127,7 +142,7 @@ async def bump_orders(directory: Directory, ns: str, leaver: WorkerCard) -> int:
     """
 
     async def bump() -> int:
-        turn = await _read_turn(directory, ns, leaver)
+        turn = await _read_turn(directory, ns, leaver, is_lost)
         await directory.transact(turn.guards, (turn.bump,))
         return turn.number
 
@@ -145,6 +160,7 @@ async def place_order(
     placed_by: str = "operator",
     reason: str = "",
     only_if: Sequence[Guard] = (),
+    is_lost: IsLost = nobody_is_lost,
 ) -> Order:
     """Have `worker` take `role`, as soon as it has let go of the work of the role that it has; provided that
     what `only_if` names is as it says.
@@ -164,7 +180,7 @@ async def place_order(
         card = decode(entry.value, WorkerCard)
         before = await read_order(directory, ns, worker)
         _check_orderable(card, before, role)
-        turn = await _read_turn(directory, ns, card)
+        turn = await _read_turn(directory, ns, card, is_lost)
         order = Order(worker, role, card.epoch + 1, mode, limit_s, placed_by, reason)
         key = keys.order(ns, worker)
         own = [Guard(entry.key, entry.revision), Guard(key, before.revision if before is not None else 0)]
@@ -215,7 +231,9 @@ def _check_orderable(card: WorkerCard, before: PlacedOrder | None, role: Role) -
         raise InvalidRequest(field="worker", reason=f"{card.worker} is {card.state}")
 
 
-async def begin_order(directory: Directory, ns: str, placed: PlacedOrder, card: WorkerCard) -> PlacedOrder:
+async def begin_order(
+    directory: Directory, ns: str, placed: PlacedOrder, card: WorkerCard, is_lost: IsLost = nobody_is_lost
+) -> PlacedOrder:
     """The worker's own last check: the order stands, and without it a ready decode worker stays. From now on
     it cannot be taken back.
 
@@ -227,7 +245,7 @@ async def begin_order(directory: Directory, ns: str, placed: PlacedOrder, card: 
     begun = msgspec.structs.replace(placed.order, is_begun=True)
 
     async def begin() -> PlacedOrder:
-        turn = await _read_turn(directory, ns, card)
+        turn = await _read_turn(directory, ns, card, is_lost)
         now = await read_order(directory, ns, placed.order.worker)
         if now is None or now.revision != placed.revision:
             raise InvalidRequest(field="worker", reason="the order was taken back")

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ from proto.reports import BEATS, AnyBeat
 from proto.roles import AskRole, DrainMode, Role, RoleProgress, SwitchRole, TakeBackRole
 from services.bus import Bus, BusSettings, open_bus
 from services.liveness import BeatSettings, watch_beats
+from services.patience import Say, Wait, open_wait, say_aside
 from services.process import run_process
 from services.status.status_settings import StatusSettings, find_mesh
 from services.worker_ask import tell_worker
@@ -21,13 +21,13 @@ CONNECT_LIMIT_S = 5.0
 MARGIN_S = 20.0
 """Beyond the limit that the work of the old role has: the directory is asked before and after it."""
 
-Say = Callable[[str], None]
-
 
 def role(
     worker: Annotated[str, typer.Argument(help="name of the worker")],
     to: Annotated[Role | None, typer.Argument(metavar="ROLE", help="prefill or decode; none: say it")] = None,
-    wait: Annotated[bool, typer.Option(help="until the worker has the role, or keeps the old one")] = True,
+    wait_for_it: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="until the worker has the role, or keeps the old one")
+    ] = True,
     drain: Annotated[
         DrainMode, typer.Option(help="what becomes of running requests: move, finish here, or both")
     ] = DrainMode.MOVE,
@@ -45,16 +45,24 @@ def role(
     bus_settings = BusSettings(url=address.nats_url, connect_timeout_s=CONNECT_LIMIT_S)
 
     async def run(_: asyncio.Event) -> None:
-        async with open_bus(bus_settings, "kvmesh-role") as bus:
+        unheard = f"{address.nats_url} does not answer yet"
+        async with open_wait(say_aside, unheard) as wait, open_bus(bus_settings, "kvmesh-role") as bus:
+            wait.what = _unanswered(worker)
             if to is None:
                 await _show(bus, address.ns, worker, TakeBackRole() if take_back else AskRole())
-            elif wait:
+            elif wait_for_it:
+                wait.what = ""
                 await switch_role(bus, address.ns, worker, SwitchRole(to, drain, limit_s), typer.echo)
             else:
-                await _tell(bus, address.ns, worker, SwitchRole(to, drain, limit_s))
+                await _place(bus, address.ns, worker, SwitchRole(to, drain, limit_s), typer.echo)
                 typer.echo(f"{worker} is on its way to {to}")
+            wait.what = ""
 
     raise typer.Exit(run_process(run, drain_limit_s=None))
+
+
+def _unanswered(worker: str) -> str:
+    return f"{worker} has not answered yet"
 
 
 async def _show(bus: Bus, ns: str, worker: str, word: TakeBackRole | AskRole) -> None:
@@ -68,8 +76,21 @@ async def _tell(bus: Bus, ns: str, worker: str, word: SwitchRole | TakeBackRole 
     return await tell_worker(bus, ns, worker, word, RoleProgress, ASK_LIMIT_S)
 
 
+async def _place(bus: Bus, ns: str, worker: str, order: SwitchRole, say: Say) -> RoleProgress:
+    """Raises as `tell_worker`; where the order may stand all the same, that is said before."""
+    try:
+        return await _tell(bus, ns, worker, order)
+    except (Disconnected, DeadlineExceeded, asyncio.CancelledError):
+        say(f"the order may stand all the same: {_what_to_do(worker)}")
+        raise
+
+
+def _what_to_do(worker: str) -> str:
+    return f"`kvmesh role {worker}` tells how far it is, `--take-back` ends it"
+
+
 async def switch_role(bus: Bus, ns: str, worker: str, order: SwitchRole, say: Say) -> None:
-    """Until the worker has the role; each stage is said.
+    """Until the worker has the role. Each stage is said, and again each second.
 
     Raises:
         InvalidRequest: it is refused, or the worker keeps its role, with the reason.
@@ -78,37 +99,45 @@ async def switch_role(bus: Bus, ns: str, worker: str, order: SwitchRole, say: Sa
         KvmeshError: it gives no answer.
     """
     began_s = time.monotonic()
-    async with watch_beats(bus, ns, BeatSettings(), BEATS.decode) as liveness:
+    async with (
+        open_wait(say, _unanswered(worker)) as wait,
+        watch_beats(bus, ns, BeatSettings(), BEATS.decode) as liveness,
+    ):
         lookout = _Lookout(worker)
         liveness.on_beat(lookout.hear)
         liveness.on_change(lookout.note_life)
-        progress = await _tell(bus, ns, worker, order)
-        epoch = progress.epoch if progress.role is order.role else progress.epoch + 1
+        placed = await _place(bus, ns, worker, order, say)
         try:
             async with asyncio.timeout(order.limit_s + MARGIN_S):
-                progress = await _follow(bus, ns, worker, progress, lookout, say)
+                progress = await _follow(bus, ns, worker, placed, lookout, wait)
         except TimeoutError:
+            say(f"the order stands: {_what_to_do(worker)}")
             raise DeadlineExceeded(what=f"the switch of {worker}", limit_s=order.limit_s + MARGIN_S) from None
-        except asyncio.CancelledError:
-            say(f"the order stands: `kvmesh role {worker}` tells how far it is, `--take-back` ends it")
+        except (Disconnected, DeadlineExceeded, asyncio.CancelledError):
+            say(f"the order stands: {_what_to_do(worker)}")
             raise
-    if progress.epoch < epoch:
-        reason = f"{worker} stays a {progress.role} worker: {progress.reason}"
-        raise InvalidRequest(field="role", reason=reason)
+        wait.what = ""
+    _check_fulfilled(worker, order, placed, progress)
     took_s = time.monotonic() - began_s
     say(f"{worker} is a {progress.role} worker in epoch {progress.epoch}, after {took_s:.2f} s")
 
 
+def _check_fulfilled(worker: str, order: SwitchRole, placed: RoleProgress, now: RoleProgress) -> None:
+    """
+    Raises:
+        InvalidRequest: it has the role that it had when the order was placed.
+    """
+    epoch = placed.epoch if placed.role is order.role else placed.epoch + 1
+    if now.epoch < epoch:
+        raise InvalidRequest(field="role", reason=f"{worker} stays a {now.role} worker: {now.reason}")
+
+
 async def _follow(
-    bus: Bus, ns: str, worker: str, progress: RoleProgress, lookout: "_Lookout", say: Say
+    bus: Bus, ns: str, worker: str, progress: RoleProgress, lookout: "_Lookout", wait: Wait
 ) -> RoleProgress:
     """Asks after each beat, which comes soon when there is news."""
-    said = ""
     while progress.wanted is not None:
-        stage = _stage_of(worker, progress)
-        if stage != said:
-            say(stage)
-            said = stage
+        wait.tell(_stage_of(worker, progress))
         await lookout.wait()
         progress = await _tell(bus, ns, worker, AskRole())
     return progress

@@ -5,7 +5,7 @@ from typing import TypeVar
 from proto import subjects
 from proto.codec import encode
 from proto.control import CONTROL_REPLIES, ControlRequest
-from proto.errors import InternalFault, InvalidRequest, NoResponder, from_fault
+from proto.errors import DeadlineExceeded, InternalFault, InvalidRequest, NoResponder, from_fault
 from proto.names import check_id
 from proto.requests import Refused
 from services.bus import Bus
@@ -22,7 +22,10 @@ async def ask_worker(
         KvmeshError: what the worker refused with, or `NoResponder`, `DeadlineExceeded`, `Disconnected`.
     """
     payload = encode(request, bus.max_payload_bytes)
-    raw = await bus.request(subjects.worker_control(ns, worker), payload, limit_s)
+    try:
+        raw = await bus.request(subjects.worker_control(ns, worker), payload, limit_s)
+    except DeadlineExceeded:
+        raise DeadlineExceeded(what=f"asking {worker}", limit_s=limit_s) from None
     reply = CONTROL_REPLIES.decode(raw)
     if isinstance(reply, Refused):
         raise from_fault(reply.fault)
@@ -44,4 +47,5 @@ async def tell_worker(
     try:
         return await ask_worker(bus, ns, worker, request, kind, limit_s)
     except NoResponder:
-        raise InvalidRequest(field="worker", reason=f"there is no worker {worker!r}") from None
+        reason = f"there is no worker {worker!r} that answers; `kvmesh status` names all"
+        raise InvalidRequest(field="worker", reason=reason) from None

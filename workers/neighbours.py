@@ -15,6 +15,7 @@ class Neighbours:
         self.view = view
         self.agents = agents
         self._lost_listeners: list[Callable[[str], None]] = []
+        self._liveness: Liveness[AnyBeat] | None = None
 
     def on_lost(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """`listener(process)` when a process beats no more; the result takes it off again."""
@@ -23,8 +24,13 @@ class Neighbours:
 
     def listen(self, liveness: Liveness[AnyBeat]) -> None:
         """Learn from every beat from now on, and from its absence."""
+        self._liveness = liveness
         liveness.on_beat(self._hear)
         liveness.on_change(self._note_life)
+
+    def is_lost(self, process: str) -> bool:
+        """As `Liveness.is_lost`; nobody is before `listen`."""
+        return self._liveness is not None and self._liveness.is_lost(process)
 
     def _hear(self, _: str, beat: AnyBeat) -> None:
         if isinstance(beat, LoadReport):

@@ -56,7 +56,12 @@ async def serve(
             # Who began to listen after the first beat may have looked before we were listed.
             await beats.send_if_sure()
             standing = Standing(
-                term, registration, ground.directory, mesh.ns, lambda: _spread(ground, parts, beats)
+                term,
+                registration,
+                ground.directory,
+                mesh.ns,
+                on_news=lambda: _spread(ground, parts, beats),
+                is_lost=ground.neighbours.is_lost,
             )
             parts.drainer.connect(standing)
             parts.role_switch.connect(standing)

@@ -92,6 +92,23 @@ def test_a_process_is_alive_from_its_first_beat_and_lost_after_its_last(
     asyncio.run(body())
 
 
+def test_who_was_never_heard_is_lost_once_he_would_have_been(nats_server: Server, namespace: str) -> None:
+    async def body() -> None:
+        began_s = time.monotonic()
+        async with (
+            beating(nats_server, namespace, "w1"),
+            watched(nats_server, namespace) as (_, liveness, changes),
+        ):
+            await wait_for(lambda: liveness.is_lost("nobody"))
+            assert time.monotonic() - began_s >= QUICK.lost_after_s
+            await changes.wait("w1", True)
+            assert not liveness.is_lost("w1")
+            liveness.pardon()
+            assert not liveness.is_lost("nobody")
+
+    asyncio.run(body())
+
+
 def test_a_lost_process_is_forgotten_in_the_end(nats_server: Server, namespace: str) -> None:
     async def body() -> None:
         async with watched(nats_server, namespace) as (bus, liveness, changes):

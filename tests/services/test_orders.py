@@ -78,6 +78,27 @@ def test_the_last_ready_decode_worker_stays(etcd_server: Server, other: WorkerCa
     asyncio.run(run())
 
 
+def test_nobody_leaves_a_model_to_a_worker_that_beats_no_more(etcd_server: Server) -> None:
+    def is_lost(worker: str) -> bool:
+        return worker == "b"
+
+    async def run() -> None:
+        ns = new_id()
+        async with open_directory(DirectorySettings(endpoints=[etcd_server.url])) as directory:
+            await put(directory, ns, card("a"), card("b"))
+            placed = PlacedOrder(await place_order(directory, ns, "a", Role.PREFILL), 0)
+            left_alone = "a is the last ready decode worker of 'org/m', and not heard of: b"
+            with pytest.raises(InvalidRequest, match=left_alone):
+                await bump_orders(directory, ns, card("a"), is_lost)
+            with pytest.raises(InvalidRequest, match=left_alone):
+                await begin_order(directory, ns, placed, card("a"), is_lost)
+            await put(directory, ns, card("c"))
+            with pytest.raises(InvalidRequest, match="c is the last ready decode worker"):
+                await place_order(directory, ns, "c", Role.PREFILL, is_lost=is_lost)
+
+    asyncio.run(run())
+
+
 def test_an_order_whose_condition_does_not_hold_is_not_placed(etcd_server: Server) -> None:
     async def run() -> None:
         ns = new_id()

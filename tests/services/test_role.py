@@ -5,10 +5,19 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from proto.errors import InvalidRequest
-from proto.roles import DrainMode, Role, RoleProgress, SwitchRole, TakeBackRole
+from proto import keys
+from proto.codec import encode
+from proto.errors import InvalidRequest, from_fault
+from proto.hand_over import Drain
+from proto.names import new_id
+from proto.requests import Refused
+from proto.roles import AskRole, DrainMode, Role, RoleProgress, SwitchRole, TakeBackRole, WorkerState
+from proto.subjects import worker_control
+from services.bus import BusSettings, open_bus
+from services.orders import read_card
 from services.process import EXIT_FAILED
 from services.role import switch_role
 from services.servers import Server
@@ -49,16 +58,18 @@ def test_a_role_is_shown_ordered_and_refused_in_one_line(
         shown, ordered = await asyncio.gather(
             kvmesh_role(scene, "sim-1"), kvmesh_role(scene, "sim-0", "prefill")
         )
-        assert shown == (0, "sim-1 is a decode worker in epoch 1, and ready\n", "")
-        code, said, wrong = ordered
-        assert (code, wrong) == (0, "")
+        assert shown[:2] == (0, "sim-1 is a decode worker in epoch 1, and ready\n")
+        code, said, _ = ordered
+        assert code == 0
         assert said.splitlines()[-1].startswith("sim-0 is a prefill worker in epoch 2, after ")
         refused, unknown = await asyncio.gather(
             kvmesh_role(scene, "sim-1", "prefill"), kvmesh_role(scene, "nobody", "decode")
         )
         last = "sim-1 is the last ready decode worker of 'tiny'"
-        assert refused == (EXIT_FAILED, "", f"kvmesh: worker: {last}\n")
-        assert unknown == (EXIT_FAILED, "", "kvmesh: worker: there is no worker 'nobody'\n")
+        assert (refused[0], refused[2].splitlines()[-1]) == (EXIT_FAILED, f"kvmesh: worker: {last}")
+        assert unknown[:2] == (EXIT_FAILED, "")
+        none = "there is no worker 'nobody' that answers; `kvmesh status` names all"
+        assert unknown[2].splitlines()[-1] == f"kvmesh: worker: {none}"
 
     run_scene(nats_server, etcd_server, tmp_path, body)
 
@@ -75,10 +86,50 @@ def test_a_switch_that_is_waited_for_tells_its_stages_and_why_the_old_role_stays
             await wait_for(lambda: scene.reports["sim-0"].num_running == 1, LIMIT_S)
             switching = asyncio.ensure_future(switch_role(scene.bus, scene.ns, "sim-0", order, said.append))
             handing_over = "sim-0 on its way to prefill: handing over, 1 left"
-            await wait_for(lambda: said[-1:] == [handing_over], LIMIT_S)
+            await wait_for(lambda: handing_over in said, LIMIT_S)
+            await wait_for(lambda: said[-1].startswith(f"{handing_over}, after "), LIMIT_S)
             assert isinstance(await scene.control("sim-0", TakeBackRole()), RoleProgress)
             with pytest.raises(InvalidRequest, match="sim-0 stays a decode worker: it was taken back"):
                 await switching
             running.cancel()
 
     run_scene(nats_server, etcd_server, tmp_path, body)
+
+
+def test_no_model_is_left_to_a_worker_whose_card_outlives_its_beats(
+    nats_server: Server, etcd_server: Server, tmp_path: Path
+) -> None:
+    async def body(scene: Scene) -> None:
+        ghost = msgspec.structs.replace(await read_card(scene.directory, scene.ns, "sim-1"), worker="ghost")
+        await scene.directory.put(keys.worker(scene.ns, "ghost"), encode(ghost))
+        await switch_role(scene.bus, scene.ns, "sim-1", SwitchRole(Role.PREFILL), lambda _: None)
+        await wait_for(lambda: scene.crowd.shared.neighbours.is_lost("ghost"), LIMIT_S)
+        for word in (SwitchRole(Role.PREFILL), Drain(DrainMode.MOVE, LIMIT_S)):
+            refused = await scene.control("sim-0", word)
+            assert isinstance(refused, Refused)
+            last = "worker: sim-0 is the last ready decode worker of 'tiny', and not heard of: ghost"
+            assert str(from_fault(refused.fault)) == last
+        shown = await scene.control("sim-0", AskRole())
+        assert isinstance(shown, RoleProgress)
+        assert (shown.role, shown.epoch, shown.state) == (Role.DECODE, 1, WorkerState.READY)
+
+    run_scene(nats_server, etcd_server, tmp_path, body)
+
+
+def test_a_worker_that_does_not_answer_is_told_each_second_and_that_the_order_may_stand(
+    nats_server: Server,
+) -> None:
+    async def run() -> None:
+        said: list[str] = []
+        ns, order = new_id(), SwitchRole(Role.PREFILL)
+        async with open_bus(BusSettings(url=nats_server.url), "test") as bus:
+            await bus.subscribe(worker_control(ns, "w"), lambda _: None)
+            switching = asyncio.ensure_future(switch_role(bus, ns, "w", order, said.append))
+            await wait_for(lambda: len(said) == 2, LIMIT_S)
+            switching.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await switching
+        assert said[:1] == ["w has not answered yet, after 1 s"]
+        assert said[-1].startswith("the order may stand all the same: `kvmesh role w` tells")
+
+    asyncio.run(run())
