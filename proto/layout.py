@@ -104,33 +104,24 @@ def check_convertible(
 ) -> None:
     """Settle, when two workers first meet, whether KV can move between them at all, in either direction.
 
-    Each is given as the pools of all its ranks. Block sizes may differ by a whole factor: that is no more
-    than memory can do. Workers of one model always have the same, since the block size is part of its
-    `KvClass`, with which a worker that has another is refused at its registration.
+    Each is given as the pools of all its ranks. Blocks of two sizes could be copied, and are refused all the
+    same: a grant or a pin numbers the owner's blocks, and the other side counts in its own.
 
     Raises:
         LayoutMismatch: with the first thing that differs beyond conversion.
     """
-    reason = _differing_field(ours, theirs) or _odd_block_size(ours, theirs) or _missing_kv(ours, theirs)
+    reason = _differing_field(ours, theirs) or _missing_kv(ours, theirs)
     if reason:
         raise LayoutMismatch(source=our_name, target=their_name, reason=reason)
 
 
 def _differing_field(ours: Sequence[PoolLayout], theirs: Sequence[PoolLayout]) -> str:
-    for field in ("group", "head_dim", "dtype", "item_bytes"):
+    for field in ("group", "block_size", "head_dim", "dtype", "item_bytes"):
         expected = getattr(ours[0], field)
         for pool in (*ours, *theirs):
             found = getattr(pool, field)
             if found != expected:
                 return f"{field} {expected} is not {found}"
-    return ""
-
-
-def _odd_block_size(ours: Sequence[PoolLayout], theirs: Sequence[PoolLayout]) -> str:
-    sizes = sorted({pool.block_size for pool in (*ours, *theirs)})
-    for small, large in pairwise(sizes):
-        if large % small:
-            return f"block_size {large} is no multiple of {small}"
     return ""
 
 
