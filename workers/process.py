@@ -91,6 +91,7 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
     """
     name = check_id(settings.name or f"worker-{new_id()[:8]}", "worker.name")
     settings = msgspec.structs.replace(settings, name=name)
+    grid = grid_of(settings)
     set_up_logs(settings.logs, "worker", name)
     apply_to_environment(settings.transfer)
     metrics, health = Metrics("worker", name), Health()
@@ -105,7 +106,7 @@ async def run_worker(settings: WorkerSettings, shutdown: asyncio.Event) -> None:
         await adopt_order(directory, settings.mesh.ns, term)
         outside = Outside(settings, term, bus, directory, metrics, health, admin, shutdown, tracing)
         await check_available(bus)  # before the weights, which may take minutes
-        async with open_crew(grid_of(settings), settings.rank_silent_s) as crew:
+        async with open_crew(grid, settings.rank_silent_s) as crew:
             loaded = await asyncio.to_thread(_load, settings, crew)
             if shutdown.is_set():
                 return

@@ -19,11 +19,20 @@ from workers.settings import WorkerSettings
 def grid_of(settings: WorkerSettings) -> Grid:
     """
     Raises:
-        InvalidSetting: what is simulated has no ranks.
+        InvalidSetting: what is simulated has no ranks, or a silent one would be borne for too long.
     """
     grid = Grid(settings.tp, settings.pp)
-    if settings.engine == "simulated" and grid.num_ranks > 1:
+    if grid.num_ranks == 1:
+        return grid
+    if settings.engine == "simulated":
         raise InvalidSetting(setting="worker.tp", reason="a simulated worker is of one rank: tp and pp are 1")
+    lease_s = settings.directory.lease_ttl_s
+    if settings.rank_silent_s > lease_s / 2:  # in the rest it is missed, and what it serves goes elsewhere
+        reason = (
+            f"{settings.rank_silent_s:g} is over half of directory.lease_ttl_s, which is {lease_s}: "
+            "a worker with a silent rank would be listed for longer than a lease"
+        )
+        raise InvalidSetting(setting="worker.rank_silent_s", reason=reason)
     return grid
 
 

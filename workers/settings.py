@@ -131,12 +131,22 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     dtype: Dtype = "float32"
     weights: Weights = "full"
     threads: Annotated[
-        int, Meta(ge=1, description="threads that torch computes with on a CPU, of all ranks together")
+        int,
+        Meta(
+            ge=1,
+            description="threads that torch computes with on a CPU, of all ranks together; "
+            "each has one at least",
+        ),
     ] = 1
     tp: TensorParallel = 1
     pp: PipelineParallel = 1
     rank_silent_s: Annotated[
-        float, Meta(ge=1, description="seconds without a sign of life from a rank that end its worker")
+        float,
+        Meta(
+            ge=1,
+            description="seconds without a sign of life from a rank that end its worker; "
+            "at most half of directory.lease_ttl_s",
+        ),
     ] = 5.0
     niceness: Annotated[
         int,

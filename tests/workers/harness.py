@@ -69,6 +69,7 @@ from workers.settings import WorkerSettings
 BEAT_S = 0.25
 LOST_AFTER_S = 1.0
 DRAIN_LIMIT_S = 1.0
+LEASE_TTL_S = 2
 START_S = 60.0
 LIMIT_S = 20.0
 LOOK_S = 0.01
@@ -150,6 +151,7 @@ class Fleet:
         host: str = "",
         drain_limit_s: float = DRAIN_LIMIT_S,
         lost_after_s: float = LOST_AFTER_S,
+        lease_ttl_s: int = LEASE_TTL_S,
         bus_url: str = "",
         spoil: Callable[[], None] = _as_it_is,
         **settings: Any,
@@ -162,7 +164,7 @@ class Fleet:
                 ns=self.ns, beat_s=BEAT_S, lost_after_s=lost_after_s, drain_limit_s=drain_limit_s
             ),
             bus=BusSettings(url=bus_url or self.nats.url),
-            directory=DirectorySettings(endpoints=[self.etcd.url], lease_ttl_s=2),
+            directory=DirectorySettings(endpoints=[self.etcd.url], lease_ttl_s=lease_ttl_s),
             admin=admin,
             name=name,
             role=role,

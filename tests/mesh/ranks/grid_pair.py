@@ -5,28 +5,21 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from proto import keys
-from proto.cards import AgentCard, Strategy
+from proto.cards import AgentCard
 from proto.codec import decode
-from proto.names import new_id
 from proto.requests import KvSource
 from proto.roles import AskRole, Role, RoleProgress, SwitchRole, WorkerState
 from services.directory import DirectorySettings, open_directory
-from services.servers import Server
-from tests.mesh.ranks.one_process import BLOCK_SIZE, OneProcess
+from tests.mesh.pairings import Pairing
+from tests.mesh.ranks.one_process import OneProcess
 from tests.workers.harness import Client, Fleet, Stream, open_client, random_prompt, until
-from workers.ranks.grid import Grid
 from workers.transfer.transfer_settings import TransferSettings
 
 NAMES = ("prefill", "decode")
-NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 4, 4, 8
-BLOCK_BYTES = NUM_LAYERS * 2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM * 4
-"""Of the tiny model, in all ranks together; more where one holds what another does."""
 START_S, PATIENT_S = 180.0, 60.0
-LOST_AFTER_S = 3.0
-"""So many processes on few cores are silent for a while now and then."""
 NUM_TRIES = 5
 SETTINGS: dict[str, Any] = {
     "num_blocks": 300,
@@ -36,27 +29,22 @@ SETTINGS: dict[str, Any] = {
     "prefill_choice": "threshold",
     "grant_wait_s": 10.0,
     "bulk_pull_mib": 0,
+    "lost_after_s": 3.0,  # so many processes on few cores are silent for a while now and then
+    "rank_silent_s": 3.0,
+    "lease_ttl_s": 6,
 }
-
 
 Fate = Literal["loses a rank", "has a rank stopped", "loses its leader", "is told to end"]
 
 
-class Pairing(NamedTuple):
-    """How the two workers are cut, how those of many ranks end, and how KV reaches the pools of both."""
-
-    prefill: Grid
-    decode: Grid
-    fate: Fate
-    strategy: Strategy = "direct"
-
-
 @dataclass
 class GridPair:
-    """The two workers, of a namespace of their own, and the tokens of one process."""
+    """The two workers, of a namespace of their own, how those of many ranks end, and the tokens of one
+    process."""
 
     fleet: Fleet
     pairing: Pairing
+    fate: Fate
     _alone: OneProcess
 
     def run(self, body: Callable[[Client], Awaitable[None]]) -> None:
@@ -145,24 +133,26 @@ async def prefill_elsewhere(
     client: Client, worker: str, num_tokens: int, seed: int
 ) -> tuple[list[int], Stream]:
     """A request whose prompt was prefilled elsewhere, once it has ended, and that prompt."""
-    for number in range(NUM_TRIES):
-        prompt = random_prompt(num_tokens, seed + number)
-        stream = await begin(client, worker, prompt)
-        if (await client.finish(stream, PATIENT_S)).prefill == "remote":
-            return prompt, stream
-    raise AssertionError("no prompt is prefilled elsewhere")
+    tried: list[tuple[list[int], Stream]] = []
+
+    async def is_remote() -> bool:
+        """Not at once: who has another role now must be heard of, and who failed is not asked for a while."""
+        prompt = random_prompt(num_tokens, seed + len(tried))
+        tried.append((prompt, await begin(client, worker, prompt)))
+        return (await client.finish(tried[-1][1], PATIENT_S)).prefill == "remote"
+
+    await until("a prompt is prefilled elsewhere", is_remote, PATIENT_S)
+    return tried[-1]
 
 
 @contextmanager
-def open_pair(
-    pairing: Pairing, servers: tuple[Server, Server], model: Path, folder: Path, alone: OneProcess
-) -> Iterator[GridPair]:
-    fleet = Fleet(*servers, f"test-{new_id()}", folder)
+def open_pair(fleet: Fleet, model: Path, pairing: Pairing) -> Iterator[None]:
+    """Both are ready for the time of the body."""
     fields = {**SETTINGS, "transfer": TransferSettings(strategy=pairing.strategy)}
     for name, role, grid in zip(NAMES, (Role.PREFILL, Role.DECODE), pairing[:2], strict=True):
-        fleet.start(name, role, model, lost_after_s=LOST_AFTER_S, tp=grid.tp, pp=grid.pp, **fields)
+        fleet.start(name, role, model, tp=grid.tp, pp=grid.pp, **fields)
     try:
         asyncio.run(fleet.wait_ready(*NAMES, limit_s=START_S))
-        yield GridPair(fleet, pairing, alone)
+        yield
     finally:
         fleet.close()

@@ -1,4 +1,4 @@
-"""KV goes from a worker of some ranks to one of others, and nobody can tell by the tokens."""
+"""KV goes from a worker of some ranks to one of others, whatever happens meanwhile to either."""
 
 import asyncio
 import os
@@ -7,7 +7,6 @@ import signal
 from proto.roles import Role
 from services.process import EXIT_FAILED
 from tests.mesh.ranks.grid_pair import (
-    BLOCK_BYTES,
     NUM_TRIES,
     PATIENT_S,
     GridPair,
@@ -30,25 +29,9 @@ EXIT_CODES = {
 }
 LONG = 1900
 """Tokens of a stream that does not end by itself while a test looks."""
+NUM_MORE = 64
+"""Tokens of a stream that are compared after it has moved."""
 PULLED = "kvmesh_kv_bytes_pulled_total"
-PUSHED = "kvmesh_kv_bytes_pushed_total"
-
-
-def test_tokens_are_those_of_one_process_prefilled_anywhere_cold_and_warm(pair: GridPair) -> None:
-    async def body(client: Client) -> None:
-        short = random_prompt(20, seed=1)
-        here = await client.generate("decode", short)
-        assert (here.tokens, here.final.prefill) == (await pair.expected(short), "local")
-        pushed = await pair.metric("prefill", PUSHED)
-        prompt, cold = await prefill_elsewhere(client, "decode", 500, seed=2)
-        pushed = await pair.metric("prefill", PUSHED) - pushed
-        assert (cold.tokens, cold.final.cached_tokens) == (await pair.expected(prompt), 0)
-        assert pushed >= 32 * BLOCK_BYTES
-        warm = await client.generate("decode", prompt)
-        assert (warm.tokens, warm.final.prefill, warm.final.cached_tokens) == (cold.tokens, "local", 496)
-        await client.wait_rest("decode", "prefill")
-
-    pair.run(body)
 
 
 def test_a_prefix_that_only_the_decode_worker_has_is_pulled(pair: GridPair) -> None:
@@ -88,11 +71,11 @@ def test_sequences_move_at_a_switch_of_roles_and_kv_goes_the_other_way_after_it(
         switching = asyncio.ensure_future(become(client, "decode", Role.PREFILL))
         await client.wait(lambda: "decode" in client.wishes, PATIENT_S)
         moved = await move(client, stream, prompt, "prefill", max_tokens=LONG)
-        await client.wait(lambda: moved.offset + len(moved.tokens) >= len(stream.tokens) > 0, PATIENT_S)
+        await client.wait(lambda: moved.taken_over_at is not None, PATIENT_S)
         await client.cancel(stream)
-        await client.wait(lambda: len(moved.tokens) >= len(stream.tokens) + 16, PATIENT_S)
+        await client.wait(lambda: len(moved.tokens) >= NUM_MORE, PATIENT_S)
         await client.cancel(moved)
-        tokens = stream.tokens[: moved.offset] + moved.tokens
+        tokens = stream.tokens[: moved.offset] + moved.tokens[:NUM_MORE]
         assert tokens == await pair.expected(prompt, len(tokens))
         assert await pair.metric("prefill", PULLED) > pulled
         await switching
@@ -144,7 +127,7 @@ async def end_worker(pair: GridPair, worker: str) -> None:
     """It leaves the directory, and all of its processes end, whatever happens to one of them."""
     card = await pair.card(worker)
     last, first = card.followers[-1].pid, card.process.pid
-    match pair.pairing.fate:
+    match pair.fate:
         case "loses a rank":
             os.kill(last, signal.SIGKILL)
         case "has a rank stopped":
@@ -155,5 +138,5 @@ async def end_worker(pair: GridPair, worker: str) -> None:
             os.kill(first, signal.SIGTERM)
     await pair.wait_unlisted(worker)
     code = await asyncio.to_thread(pair.fleet.worker(worker).process.wait, PATIENT_S)
-    assert code == EXIT_CODES[pair.pairing.fate]
+    assert code == EXIT_CODES[pair.fate]
     await wait_for(lambda: are_gone(card.processes))
