@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -43,7 +44,7 @@ class ChoiceMaker:
         self._traffic = traffic
 
     def begin(
-        self, choices: list[TextChoice], order: AnswerOrder, tokens: list[int], text: str | None
+        self, choices: list[TextChoice], order: AnswerOrder, tokens: Sequence[int], text: str | None
     ) -> None:
         """Adds all choices of one prompt to `choices`. `text` is the prompt where it came as such.
 
@@ -66,7 +67,7 @@ class ChoiceMaker:
         index: int,
         order: AnswerOrder,
         prompt: ShownPrompt,
-        tokens: list[int],
+        tokens: Sequence[int],
         seed: int,
         leader: TextChoice | None,
     ) -> TextChoice:
@@ -87,7 +88,7 @@ class ChoiceMaker:
         )
 
     def _request(
-        self, order: AnswerOrder, tokens: list[int], seed: int, *, is_leader: bool
+        self, order: AnswerOrder, tokens: Sequence[int], seed: int, *, is_leader: bool
     ) -> GenerateRequest:
         plan, card = order.plan, order.model.card
         room = card.context_tokens - len(tokens)
@@ -123,7 +124,7 @@ def num_prompt_best(plan: Plan) -> int | None:
     return max((number for number in asked if number is not None), default=None)
 
 
-def _shares_much(order: AnswerOrder, tokens: list[int]) -> bool:
+def _shares_much(order: AnswerOrder, tokens: Sequence[int]) -> bool:
     """Whether a choice is better sent once its leader's prompt has been read: a cache holds full blocks, and
     what the prompt's tokens are worth is computed once."""
     return len(tokens) > order.model.card.kv_class.block_size or num_prompt_best(order.plan) is not None

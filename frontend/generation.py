@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -200,7 +200,7 @@ class Generator:
         _check_bias(model, plan.sampling)
         return self._send(AnswerOrder(plan, model, manner, Waker(), arrived_s, deadline_s), prompts)
 
-    def _send(self, order: AnswerOrder, prompts: list[list[int]]) -> Generation:
+    def _send(self, order: AnswerOrder, prompts: list[Sequence[int]]) -> Generation:
         choices: list[TextChoice] = []
         try:
             for prompt, tokens in zip(order.plan.prompts, prompts, strict=True):
@@ -211,7 +211,7 @@ class Generator:
         return Generation(choices, order.waker)
 
 
-def _check_prompt(model: ServedModel, prompt: Prompt, tokens: list[int], plan: Plan) -> None:
+def _check_prompt(model: ServedModel, prompt: Prompt, tokens: Sequence[int], plan: Plan) -> None:
     """
     Raises:
         InvalidRequest: no token, one that the model does not have, or more than could be told of.

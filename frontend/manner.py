@@ -1,5 +1,7 @@
 """In which manner a request is answered: what its plan asks for, by the speech of its model."""
 
+from collections.abc import Sequence
+
 from frontend.models import ServedModel
 from frontend.parsing.speech import Manner
 from frontend.plan import Plan
@@ -9,7 +11,7 @@ _END_TOKENS = 16
 """More than the mark of a thought can have."""
 
 
-def find_manner(plan: Plan, model: ServedModel, tokens: list[int]) -> Manner:
+def find_manner(plan: Plan, model: ServedModel, tokens: Sequence[int]) -> Manner:
     """`tokens` are those of the first prompt; a chat has no other.
 
     Raises:

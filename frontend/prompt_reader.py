@@ -1,6 +1,6 @@
 """Prompts as tokens, and tokens as text: by a model's own tokenizer and template, off the event loop."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from frontend.models import ModelDirectory, ServedModel
@@ -42,7 +42,7 @@ class PromptReader:
 
     async def tokens(
         self, model: ServedModel, prompt: Prompt, *, add_special_tokens: bool = True
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Those of a text, with the special ones that its tokenizer puts around it; of a chat, whose template
         writes its own; or the tokens themselves.
 

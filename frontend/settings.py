@@ -61,7 +61,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = 2048
     tokenize_threads: Annotated[int, Meta(description="threads that apply templates and tokenise", ge=1)] = 2
     tokenize_long_threads: Annotated[
-        int, Meta(description="threads that do so for long prompts, behind which no short one waits", ge=1)
+        int, Meta(description="threads, and processes, that do so for long prompts: no short one waits", ge=1)
     ] = 1
     tokenize_long_chars: Annotated[
         int, Meta(description="characters from which on a prompt is a long one", ge=1)
@@ -119,6 +119,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             num_long_threads=self.tokenize_long_threads,
             long_chars=self.tokenize_long_chars,
             max_waiting=self.tokenize_queue,
+            kept_models=self.kept_models,
         )
 
     @property

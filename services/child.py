@@ -23,13 +23,18 @@ _EXEC = (
     "import ctypes,os,sys;"
     "ctypes.CDLL(None).prctl(1,9);"
     "os.getppid()==int(sys.argv[1]) or os._exit(1);"
-    "os.execvp(sys.argv[2],sys.argv[2:])"
+    "os.nice(int(sys.argv[2]));"
+    "os.execvp(sys.argv[3],sys.argv[3:])"
 )
 
 
-def bound_command(argv: Sequence[str | Path]) -> list[str]:
-    """What to start in place of `argv`, so that the kernel kills it with the thread that starts it."""
-    return [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), *map(str, argv)]
+def bound_command(argv: Sequence[str | Path], *, niceness: int = 0) -> list[str]:
+    """What to start in place of `argv`, so that the kernel kills it with the thread that starts it.
+
+    `niceness`: how much more than this process it yields to others.
+    """
+    own = map(str, (os.getpid(), niceness))
+    return [sys.executable, "-I", "-S", "-c", _EXEC, *own, *map(str, argv)]
 
 
 def spawn_child(

@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize, in vLLM's shapes: how many tokens a prompt has, and which."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -86,10 +87,10 @@ def prompt_of(body: TokenizeBody) -> Prompt:
 
 
 def tokens_json(
-    tokenizer: TextTokenizer, tokens: list[int], context_tokens: int, *, with_pieces: bool
+    tokenizer: TextTokenizer, tokens: Sequence[int], context_tokens: int, *, with_pieces: bool
 ) -> bytes:
     pieces = [tokenizer.piece(token) for token in tokens] if with_pieces else None
-    return _encode(TokenizeResult(len(tokens), context_tokens, tokens, pieces))
+    return _encode(TokenizeResult(len(tokens), context_tokens, list(tokens), pieces))
 
 
 def text_json(tokenizer: TextTokenizer, tokens: list[int]) -> bytes:

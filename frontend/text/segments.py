@@ -10,6 +10,7 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
@@ -62,7 +63,10 @@ def _overlap(one: str, other: str) -> bool:
     return any(one[-size:] == other[:size] or other[-size:] == one[:size] for size in range(1, reach))
 
 
-Encode = Callable[[list[str]], Iterable[list[int]]]
+TokenArray: TypeAlias = "array[int]"
+"""Token ids of 32 bits, one behind the other: 100,000 of them are copied or packed in a moment."""
+
+Encode = Callable[[list[str]], Iterable[TokenArray]]
 """The tokens of several texts, each by itself."""
 
 
@@ -78,14 +82,14 @@ class SegmentCache:
         self._token_of = token_of
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._kept: OrderedDict[str, array[int]] = OrderedDict()
+        self._kept: OrderedDict[str, TokenArray] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def encode(self, text: str, encode: Encode) -> list[int]:
+    def encode(self, text: str, encode: Encode) -> TokenArray:
         """The tokens of `text`; `encode` has those of what is not kept."""
         parts = self._cuts.split(text)
         segments, specials = parts[::2], parts[1::2]
@@ -93,14 +97,14 @@ class SegmentCache:
         new = [segment for segment in dict.fromkeys(segments) if segment not in known]
         known |= zip(new, encode(new), strict=True)
         self._keep(known, new)
-        tokens = list(known[segments[0]])
+        tokens = known[segments[0]][:]
         for special, segment in zip(specials, segments[1:], strict=True):
             tokens.append(self._token_of(special))
             tokens += known[segment]
         return tokens
 
-    def _look_up(self, segments: Iterable[str]) -> dict[str, Iterable[int]]:
-        known: dict[str, Iterable[int]] = {"": ()}
+    def _look_up(self, segments: Iterable[str]) -> dict[str, TokenArray]:
+        known = {"": array("I")}
         with self._lock:
             for segment in segments:
                 if (tokens := self._kept.get(segment)) is not None:
@@ -108,8 +112,8 @@ class SegmentCache:
                     known[segment] = tokens
         return known
 
-    def _keep(self, known: dict[str, Iterable[int]], new: Iterable[str]) -> None:
-        kept = {text: array("I", known[text]) for text in new if len(text) >= _LEAST_KEPT_CHARS}
+    def _keep(self, known: dict[str, TokenArray], new: Iterable[str]) -> None:
+        kept = {text: known[text] for text in new if len(text) >= _LEAST_KEPT_CHARS}
         with self._lock:
             for segment in kept.keys() - self._kept.keys():
                 self._kept[segment] = kept[segment]
@@ -118,5 +122,5 @@ class SegmentCache:
                 self._num_bytes -= _size(*self._kept.popitem(last=False))
 
 
-def _size(segment: str, tokens: "array[int]") -> int:
+def _size(segment: str, tokens: TokenArray) -> int:
     return sys.getsizeof(segment) + len(tokens) * tokens.itemsize + _ENTRY_BYTES

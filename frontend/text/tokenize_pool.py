@@ -2,15 +2,15 @@
 
 A few hundred tokens take less than handing them to a thread and back does beside others that want the
 interpreter. Long prompts have threads of their own: a prompt of 100,000 tokens takes a fifth of a second, and
-nobody with a short one waits behind it. Their tokens are computed in threads that yield the cores to all
-others, and these do nothing that needs the interpreter: one that held it would hold up the event loop until
-the cores have nothing better to do.
+nobody with a short one waits behind it. Each of these threads has the tokens computed in a process that
+yields the cores to all others (`tokenize_process`).
 """
 
 import asyncio
 import os
+import queue
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -19,13 +19,13 @@ import msgspec
 
 from frontend.text.chat_messages import Chat
 from frontend.text.chat_template import RENDER_LIMIT_S, ChatTemplate
+from frontend.text.segments import TokenArray
+from frontend.text.tokenize_process import TokenizeProcess
 from frontend.text.tokenizer import Compute, TextTokenizer, compute_here
 from proto.errors import DeadlineExceeded, InvalidRequest, Overloaded
-from services.niceness import yield_to_others
 
 _T = TypeVar("_T")
 _WHAT = "tokenising the prompt"
-_LONG_NICENESS = 10
 _MOMENT_S = 0.02
 """What a template may take on the event loop; one that takes longer is rendered in a thread."""
 _GROWTH = 4
@@ -34,13 +34,15 @@ _GROWTH = 4
 
 class TokenizeLimits(msgspec.Struct, frozen=True):
     """No thread for prompts below `short_chars`, `num_threads` for those below `long_chars`,
-    `num_long_threads` for the others; at most `max_waiting` of each kind are with the pool at once."""
+    `num_long_threads` for the others, with a process each that keeps `kept_models` tokenizers; at most
+    `max_waiting` of each kind are with the pool at once."""
 
     short_chars: int = 2048
     num_threads: int = 2
     num_long_threads: int = 1
     long_chars: int = 32_768
     max_waiting: int = 256
+    kept_models: int = 64
 
 
 class Lane:
@@ -99,7 +101,7 @@ class TokenizePool:
 
     async def encode(
         self, tokenizer: TextTokenizer, text: str, add_special_tokens: bool, limit_s: float
-    ) -> list[int]:
+    ) -> TokenArray:
         """The tokens of a bare prompt; as `Lane.run`.
 
         Raises:
@@ -107,23 +109,27 @@ class TokenizePool:
         """
         lane = self._lane(len(text))
         compute = compute_here if lane is None else lane.compute
-        return await _run(lane, lambda _: tokenizer.encode(text, add_special_tokens, compute), limit_s)
+
+        def work(left_s: float) -> TokenArray:
+            return _encode(tokenizer, text, add_special_tokens, compute, left_s)
+
+        return await _run(lane, work, limit_s)
 
     async def encode_chat(
         self, template: ChatTemplate, tokenizer: TextTokenizer, chat: Chat, limit_s: float
-    ) -> list[int]:
+    ) -> TokenArray:
         """The tokens of a chat; as `encode`, and what `ChatTemplate.render` raises."""
 
         num_chars = _num_chars(chat.messages) + _num_chars(chat.tools)
         if num_chars < self._short_chars:
             text = _try_render(template, chat, self._short_chars * _GROWTH)
             if text is not None:
-                return tokenizer.encode(text, add_special_tokens=False)
+                return _encode(tokenizer, text, False, compute_here, limit_s)
         lane = self._lane(num_chars) or self._medium
 
-        def work(left_s: float) -> list[int]:
+        def work(left_s: float) -> TokenArray:
             text = template.render(chat, min(left_s, RENDER_LIMIT_S))
-            return tokenizer.encode(text, False, lane.compute)
+            return _encode(tokenizer, text, False, lane.compute, left_s)
 
         return await lane.run(work, limit_s)
 
@@ -140,23 +146,54 @@ class TokenizePool:
 
 @asynccontextmanager
 async def open_tokenize_pool(limits: TokenizeLimits) -> AsyncIterator[TokenizePool]:
-    """A pool whose life is the body. At the end waiting prompts are dropped and running ones waited for."""
+    """A pool whose life is the body, on the loop of the main thread. At the end waiting prompts are dropped
+    and running ones waited for."""
     # else tokenizers has threads of its own for all of ours to queue at, short prompts behind long ones
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     medium = ThreadPoolExecutor(limits.num_threads, "tokenize")
     long = ThreadPoolExecutor(limits.num_long_threads, "tokenize-long")
-    yielding = ThreadPoolExecutor(
-        limits.num_long_threads, "tokenize-yielding", yield_to_others, (_LONG_NICENESS,)
-    )
+    processes = [TokenizeProcess(limits.kept_models) for _ in range(limits.num_long_threads)]
     try:
+        for process in processes:
+            process.start()
         lanes = (
             Lane(medium, limits.max_waiting),
-            Lane(long, limits.max_waiting, lambda work: yielding.submit(work).result()),
+            Lane(long, limits.max_waiting, _compute_in(processes)),
         )
         yield TokenizePool(*lanes, limits.short_chars, limits.long_chars)
     finally:
-        for threads in (medium, long, yielding):
+        for process in processes:
+            process.kill()
+        for threads in (medium, long):
             await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+        for process in processes:
+            process.end()
+
+
+def _compute_in(processes: Sequence[TokenizeProcess]) -> Compute:
+    """For no more threads than there are processes."""
+    free: queue.SimpleQueue[TokenizeProcess] = queue.SimpleQueue()
+    for process in processes:
+        free.put(process)
+
+    def compute(
+        tokenizer: TextTokenizer, texts: list[str], add_special_tokens: bool, limit_s: float
+    ) -> list[TokenArray]:
+        process = free.get_nowait()
+        try:
+            return process.encode(tokenizer, texts, add_special_tokens, limit_s)
+        finally:
+            free.put(process)
+
+    return compute
+
+
+def _encode(
+    tokenizer: TextTokenizer, text: str, add_special_tokens: bool, compute: Compute, limit_s: float
+) -> TokenArray:
+    return tokenizer.encode_array(
+        text, add_special_tokens, lambda texts: compute(tokenizer, texts, add_special_tokens, limit_s)
+    )
 
 
 async def _run(lane: Lane | None, work: Callable[[float], _T], limit_s: float) -> _T:

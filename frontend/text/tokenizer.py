@@ -1,32 +1,43 @@
 """A tokenizer from the bytes of `tokenizer.json`: text to tokens, and each token to its bytes."""
 
 import re
+from array import array
 from collections.abc import Callable
+from hashlib import blake2b
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
-from frontend.text.segments import SegmentCache, find_cuts
+from frontend.text.segments import Encode, SegmentCache, TokenArray, find_cuts
 from frontend.text.token_bytes import PieceBytes, piece_bytes
 from proto.errors import InvalidRequest, InvalidSetting
 
-Compute = Callable[[Callable[[], list[Encoding]]], list[Encoding]]
-"""Has something computed that frees the GIL, wherever."""
+Compute = Callable[["TextTokenizer", list[str], bool, float], list[TokenArray]]
+"""As `compute_here`, wherever; within so many seconds, or it raises DeadlineExceeded."""
 
 
-def compute_here(work: Callable[[], list[Encoding]]) -> list[Encoding]:
-    return work()
+def compute_here(
+    tokenizer: "TextTokenizer", texts: list[str], add_special_tokens: bool, limit_s: float
+) -> list[TokenArray]:
+    return tokenizer.encode_batch(texts, add_special_tokens)
 
 
 class TextTokenizer:
     """One model's, made by `load_tokenizer`. Encoding frees the GIL; several threads may encode at once.
 
     `token_bytes` is what one token adds to the text, and may be a part of a character: the joined bytes are
-    the text, the joined strings would not be.
+    the text, the joined strings would not be. `source` is the file that it is made of, `digest` names it.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, convert: PieceBytes, cuts: re.Pattern[str] | None, kept_bytes: int
+        self,
+        source: bytes,
+        tokenizer: Tokenizer,
+        convert: PieceBytes,
+        cuts: re.Pattern[str] | None,
+        kept_bytes: int,
     ) -> None:
+        self.source = source
+        self.digest = blake2b(source, digest_size=16).digest()
         self._tokenizer = tokenizer
         self._convert = convert
         self._segments = cuts and SegmentCache(cuts, self._token_of, kept_bytes)
@@ -46,26 +57,35 @@ class TextTokenizer:
         """What the parts of chats that are kept take."""
         return 0 if self._segments is None else self._segments.num_bytes
 
-    def encode(self, text: str, add_special_tokens: bool, compute: Compute = compute_here) -> list[int]:
-        """`add_special_tokens`: yes for a bare prompt; no after a chat template, which writes its own.
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """As `encode_array`, in this thread."""
+
+        def encode(texts: list[str]) -> list[TokenArray]:
+            return self.encode_batch(texts, add_special_tokens)
+
+        return self.encode_array(text, add_special_tokens, encode).tolist()
+
+    def encode_array(self, text: str, add_special_tokens: bool, encode: Encode) -> TokenArray:
+        """The tokens of `text`; `encode` has those of the parts of it that are not known, as `encode_batch`.
+
+        `add_special_tokens`: yes for a bare prompt; no after a chat template, which writes its own.
 
         Raises:
             InvalidRequest: half of a surrogate pair, which JSON can write and UTF-8 cannot.
         """
-
-        def encode(texts: list[str]) -> list[list[int]]:
-            # only a batch frees the GIL (tokenizers 0.23); fast: without offsets
-            batch = compute(
-                lambda: self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-            )
-            return [encoding.ids for encoding in batch]
-
         try:
             if self._segments is not None and not add_special_tokens:
                 return self._segments.encode(text, encode)
-            return encode([text])[0]
+            (tokens,) = encode([text])
+            return tokens
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest(field="prompt", reason="not valid Unicode text") from error
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[TokenArray]:
+        """The tokens of each, nothing looked up and nothing kept."""
+        # only a batch frees the GIL (tokenizers 0.23); fast: without offsets
+        batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [array("I", encoding.ids) for encoding in batch]
 
     def _token_of(self, piece: str) -> int:
         token = self._tokenizer.token_to_id(piece)
@@ -131,4 +151,5 @@ def load_tokenizer(tokenizer_json: bytes, kept_bytes: int = 0) -> TextTokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     convert = piece_bytes(tokenizer_json)
-    return TextTokenizer(tokenizer, convert, find_cuts(tokenizer_json, tokenizer), kept_bytes)
+    cuts = find_cuts(tokenizer_json, tokenizer)
+    return TextTokenizer(tokenizer_json, tokenizer, convert, cuts, kept_bytes)

@@ -9,15 +9,14 @@ after its length. Its arguments: those seconds, and then those of a `Vocabulary`
 import resource
 import sys
 from pathlib import Path
-from typing import BinaryIO
 
 from proto.codec import decode
 from proto.constraints import Constraint
 from proto.errors import InvalidRequest
+from services.asked_child import try_read_message, write_message
 from services.grammars.vocabulary import Vocabulary, check_grammar
 
 TRIAL_BYTES = 2 * 2**30
-LENGTH_BYTES = 4
 _READY = b"ready"
 
 
@@ -27,10 +26,10 @@ def main() -> None:
     cpu_s = int(sys.argv[1])
     vocabulary = _vocabulary(sys.argv[2:])
     source, answers = sys.stdin.buffer, sys.stdout.buffer
-    _write(answers, _READY)
-    while message := _read(source):
+    write_message(answers, _READY)
+    while message := try_read_message(source):
         _limit_cpu(cpu_s)
-        _write(answers, try_constraint(decode(message, Constraint), vocabulary).encode())
+        write_message(answers, try_constraint(decode(message, Constraint), vocabulary).encode())
 
 
 def try_constraint(constraint: Constraint, vocabulary: Vocabulary | None) -> str:
@@ -56,17 +55,6 @@ def _limit_cpu(cpu_s: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit_s = int(used.ru_utime + used.ru_stime) + 1 + cpu_s
     resource.setrlimit(resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
-
-
-def _read(source: BinaryIO) -> bytes:
-    """The next message; empty when there is nobody to send any more."""
-    length = source.read(LENGTH_BYTES)
-    return source.read(int.from_bytes(length, "big")) if len(length) == LENGTH_BYTES else b""
-
-
-def _write(answers: BinaryIO, message: bytes) -> None:
-    answers.write(len(message).to_bytes(LENGTH_BYTES, "big") + message)
-    answers.flush()
 
 
 if __name__ == "__main__":

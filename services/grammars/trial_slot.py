@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from proto.codec import encode
 from proto.constraints import Constraint
 from proto.errors import DeadlineExceeded, InternalFault
+from services.asked_child import AskedChild, start_asked_child
 from services.grammars.trial import TRIAL_BYTES
-from services.grammars.trial_child import TrialChild, start_trial_child
 
+_MODULE = "services.grammars.trial"
 NUM_TRIES = 2
 TRIAL_LIMIT_S = 60.0
 """How long one may take by the clock: for a machine that stands still. What bounds it is the kernel."""
@@ -21,7 +22,7 @@ class TrialSlot:
     def __init__(self, cpu_s: int, vocabulary: Sequence[str]) -> None:
         self._cpu_s = cpu_s
         self._vocabulary = vocabulary
-        self._child: TrialChild | None = None
+        self._child: AskedChild | None = None
 
     @property
     def is_running(self) -> bool:
@@ -53,9 +54,9 @@ class TrialSlot:
     async def _ask(self, message: bytes) -> str | None:
         """The verdict; None when somebody has killed the child, which says nothing of the constraint."""
         child = self._child or await self._start()
-        verdict = await asyncio.to_thread(child.ask, message)
+        verdict = await asyncio.to_thread(child.try_ask, message)
         if verdict is not None:
-            return verdict
+            return verdict.decode()
         code = await asyncio.to_thread(child.wait_ended, TRIAL_LIMIT_S)
         await self.close()
         if code is None or code == -signal.SIGKILL:
@@ -64,13 +65,13 @@ class TrialSlot:
             return f"it takes more than {self._cpu_s} s to compile"
         return f"it takes more than {TRIAL_BYTES >> 20} MiB to compile, or the grammar library fails on it"
 
-    async def _start(self) -> TrialChild:
+    async def _start(self) -> AskedChild:
         """
         Raises:
             InternalFault: it ended at once.
         """
-        self._child = child = start_trial_child(self._cpu_s, self._vocabulary)
-        if not await asyncio.to_thread(child.wait_ready):
+        self._child = child = start_asked_child(_MODULE, [str(self._cpu_s), *self._vocabulary])
+        if await asyncio.to_thread(child.try_hear) is None:  # its word that it is ready
             raise InternalFault(reason="no process to try constraints in can be started")
         return child
 

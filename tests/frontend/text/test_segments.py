@@ -1,11 +1,12 @@
 import re
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from frontend.text.segments import SegmentCache, find_cuts
+from frontend.text.segments import SegmentCache, TokenArray, find_cuts
 from frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.frontend.text.tokenizers import byte_level, saved, sentence_piece
 
@@ -46,25 +47,33 @@ def test_text_in_parts_has_the_tokens_of_the_whole(loaded: TextTokenizer, texts:
 def test_what_came_before_is_not_tokenised_again() -> None:
     encoded: list[str] = []
 
-    def encode(texts: list[str]) -> list[list[int]]:
+    def encode(texts: list[str]) -> list[TokenArray]:
         encoded.extend(texts)
-        return [[ord(letter) for letter in text] for text in texts]
+        return [array("I", map(ord, text)) for text in texts]
 
     cache = SegmentCache(re.compile(r"(\|)"), ord, max_bytes=10_000)
     first, second = "a" * 100, "b" * 100
-    assert cache.encode(first, encode) == [ord("a")] * 100
-    assert cache.encode(f"{first}|{second}|{first}|c", encode) == list(
-        map(ord, f"{first}|{second}|{first}|c")
-    )
+    assert list(cache.encode(first, encode)) == [ord("a")] * 100
+    text = f"{first}|{second}|{first}|c"
+    assert list(cache.encode(text, encode)) == list(map(ord, text))
     assert encoded == [first, second, "c"]
+
+
+def test_what_a_caller_does_to_its_tokens_changes_none_that_are_kept() -> None:
+    cache = SegmentCache(re.compile(r"(\|)"), ord, max_bytes=10_000)
+    text = "a" * 100
+    for _ in range(3):
+        tokens = cache.encode(text, lambda texts: [array("I", map(ord, text)) for text in texts])
+        assert list(tokens) == list(map(ord, text))
+        tokens.append(7)
 
 
 def test_no_more_is_kept_than_allowed_and_the_oldest_goes_first() -> None:
     encoded: list[str] = []
 
-    def encode(texts: list[str]) -> list[list[int]]:
+    def encode(texts: list[str]) -> list[TokenArray]:
         encoded.extend(texts)
-        return [[0] * len(text) for text in texts]
+        return [array("I", bytes(4 * len(text))) for text in texts]
 
     cache = SegmentCache(re.compile(r"(\|)"), ord, max_bytes=2500)
     one, two, three = (letter * 100 for letter in "abc")
