@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from proto.blockhash import block_salt
 from proto.cards import ModelCard
 from proto.constraints import Constraint, check_size
@@ -54,7 +56,13 @@ def plan_sequence(request: GenerateRequest, card: ModelCard) -> SequenceSpec:
         min_tokens=request.stopping.min_tokens,
         prompt_logprobs=_num_best(request.sampling.prompt_logprobs, card.vocab_size),
         grammar=_grammar(request.constraint, request.stopping, card),
+        highest_token=max(highest_token(request.prompt), highest_token(request.generated)),
     )
+
+
+def highest_token(packed: bytes) -> int:
+    """Of tokens as they travel; 0 of none."""
+    return int(np.frombuffer(packed, dtype="<u4").max(initial=0))
 
 
 def _check_ids(request: GenerateRequest) -> None:

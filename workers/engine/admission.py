@@ -22,7 +22,7 @@ def check_spec(spec: SequenceSpec, settings: EngineSettings, context_tokens: int
         raise InvalidRequest(field="num_prompt", reason=reason)
     if num_tokens > context_tokens - (spec.kind is SequenceKind.GENERATE):
         raise PromptTooLong(field="prompt", num_tokens=num_tokens, limit_tokens=context_tokens)
-    if min(spec.tokens) < 0 or max(spec.tokens) >= settings.vocab_size:
+    if not _has_only_tokens_of(settings.vocab_size, spec):
         raise InvalidRequest(field="tokens", reason=f"token ids are from 0 to {settings.vocab_size - 1}")
     if spec.kind is SequenceKind.GENERATE and spec.max_tokens <= num_tokens - spec.num_prompt:
         reason = f"{spec.max_tokens} leaves nothing to generate"
@@ -30,6 +30,12 @@ def check_spec(spec: SequenceSpec, settings: EngineSettings, context_tokens: int
     for field, tokens in (("stop_tokens", spec.stop_tokens), ("logit_bias", spec.sample.bias)):
         if any(not 0 <= token < settings.vocab_size for token in tokens):
             raise InvalidRequest(field=field, reason=f"token ids are from 0 to {settings.vocab_size - 1}")
+
+
+def _has_only_tokens_of(vocab_size: int, spec: SequenceSpec) -> bool:
+    if spec.highest_token is not None:
+        return spec.highest_token < vocab_size
+    return min(spec.tokens) >= 0 and max(spec.tokens) < vocab_size
 
 
 def check_growth(sequence: Sequence, tokens: list[int], settings: EngineSettings) -> None:

@@ -23,6 +23,7 @@ from workers.control_client import ControlClient
 from workers.engine.engine import Engine
 from workers.engine.runner import SampleParams
 from workers.engine.sequence import SequenceKind, SequenceSpec
+from workers.request_spec import highest_token
 from workers.roles.held_grants import HeldGrants
 from workers.roles.pinned_reads import PinnedReads
 from workers.roles.term import Term
@@ -258,6 +259,7 @@ class HeldJob:
             stop_tokens=frozenset(),
             salt=self._salt,
             priority=self.job.priority,
+            highest_token=highest_token(self.job.prompt),
         )
 
     async def _tell_owner(self, word: Release | GiveUp) -> None:
