@@ -29,7 +29,9 @@ from workers.ranks.messages import AnyMessage, Beat, Failed, Hello, Loaded, Rank
 END_S = 3.0
 """Of all together: within what a process may take to close."""
 REAP_S = 1.0
+"""Between the end of a link and that of its process."""
 CAUSE_S = 3.0
+"""Between an error in mid-step and the end of the link that explains it."""
 _LOOKS = 8
 """How often a follower is looked at within the time that it may be silent."""
 

@@ -110,5 +110,5 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n")[0]
         raise RanksApart(f"the ranks of this worker have lost each other: {reason}") from error

@@ -68,7 +68,7 @@ class Grid(msgspec.Struct, frozen=True):
         able = _able_slices(config)
         if self.tp not in able:
             heads = f"{config.num_heads} query heads and {config.num_kv_heads} KV heads"
-            reason = f"{heads} cannot be shared among {self.tp} ranks; {_list(able)} can"
+            reason = f"{heads} cannot be shared among {self.tp} ranks; {_in_words(able)} can"
             raise InvalidSetting(setting="worker.tp", reason=reason)
 
 
@@ -95,6 +95,6 @@ def _able_slices(config: ModelConfig) -> list[int]:
     ]
 
 
-def _list(numbers: list[int]) -> str:
+def _in_words(numbers: list[int]) -> str:
     *others, last = map(str, numbers)
     return f"{', '.join(others)} or {last}" if others else last

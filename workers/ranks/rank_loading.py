@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import torch
 
 from proto.errors import InternalFault
+from proto.layout import PoolLayout
 from services.logs import LogSettings
 from workers.engine.host_memory import HostMemory
 from workers.engine.torch_loading import LoadedShare, RankMemory, load_share, plan_blocks
 from workers.engine.torch_runner import TorchRunner, warm_up
-from workers.engine.torch_settings import TorchSettings
+from workers.engine.torch_settings import PoolSize, TorchSettings
 from workers.model.config import read_config
 from workers.model.decoder import Decoder
 from workers.ranks.apart import RanksApart
@@ -44,19 +46,28 @@ def load_ranked_runner(folder: Path, settings: TorchSettings, crew: Crew, around
     for rank, link in enumerate(crew.links, 1):
         link.send(_load_order(folder, settings, grid, rank, rendezvous, around))
     loaded = load_rank(folder, grid, 0, settings_of(settings, grid, 0))
-    others = [_memory_of(each) for each in crew.gather(Loaded)]
-    num_blocks = plan_blocks(settings.pool, [loaded.measure(), *others])
-    crew.send_all(Allocate(num_blocks))
-    pool_NLKGPD = loaded.allocate(num_blocks)
-    pools = [ready.pool for ready in crew.gather(Ready)]
-    try:
-        exchange = crew.keep(open_exchange(grid, 0, rendezvous, loaded.device, around.stall_s))
-    except RanksApart as error:
-        raise InternalFault(reason=str(crew.find_cause(error))) from error
+    pool_NLKGPD, others = _allocate(loaded, settings.pool, crew)
+    exchange = _meet(crew, rendezvous, loaded.device, around.stall_s)
     own = TorchRunner(loaded.page(make_stage(loaded, grid, exchange), pool_NLKGPD))
-    runner = RankedRunner(own, pools, crew)
+    runner = RankedRunner(own, others, crew)
     warm_up(runner)
     return runner
+
+
+def _allocate(loaded: LoadedShare, size: PoolSize, crew: Crew) -> tuple[torch.Tensor, list[PoolLayout]]:
+    """The leader's pool, and those of the followers: of as many blocks as every rank has room for."""
+    others = [_memory_of(each) for each in crew.gather(Loaded)]
+    num_blocks = plan_blocks(size, [loaded.measure(), *others])
+    crew.send_all(Allocate(num_blocks))
+    return loaded.allocate(num_blocks), [ready.pool for ready in crew.gather(Ready)]
+
+
+def _meet(crew: Crew, rendezvous: Path, device: torch.device, stall_s: float) -> Exchange:
+    """The leader's exchange, for as long as the crew lives."""
+    try:
+        return crew.keep(open_exchange(crew.grid, 0, rendezvous, device, stall_s))
+    except RanksApart as error:
+        raise InternalFault(reason=str(crew.find_cause(error))) from error
 
 
 def load_rank(folder: Path, grid: Grid, rank: int, settings: TorchSettings) -> LoadedShare:
