@@ -140,22 +140,18 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 for _ in range(2):
                     with heed_cancellation():
-                        await self._client.rtt(timeout=_NEVER_S)
+                        await self._ping_once()
         except TimeoutError as error:
             raise DeadlineExceeded(what=f"a ping of {self._dial.peer}", limit_s=timeout_s) from error
         except (errors.Error, OSError) as error:
             raise Disconnected(peer=self._dial.peer) from error
-        finally:
-            self._keep_places()
 
-    def _keep_places(self) -> None:
-        """A fresh future stands in for each ping that nobody waits for any more.
-
-        The client gives a connection up whose late pong meets a cancelled one (nats-py 2.16).
-        """
-        loop = asyncio.get_running_loop()
-        pongs = self._client._pongs
-        pongs[:] = [loop.create_future() if pong.cancelled() else pong for pong in pongs]
+    async def _ping_once(self) -> None:
+        """In place of the client's `rtt`, which cancels what waits for a pong that is late: the pong ends the
+        client's reading then, and nothing is heard any more though all seems well (nats-py 2.16)."""
+        pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        await self._client._send_ping(pong)
+        await asyncio.shield(pong)
 
     async def close(self) -> None:
         """Ends the connection; bounded, also when the peer is frozen with our bytes unread."""

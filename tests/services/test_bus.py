@@ -276,6 +276,35 @@ def test_who_subscribes_bears_with_a_server_that_takes_its_time_and_not_with_a_d
     asyncio.run(body())
 
 
+def test_a_pong_that_comes_while_its_ping_times_out_ends_nothing_but_the_ping(make_nats: MakeNats) -> None:
+    """The loop is late, so that the time runs out and the pong is read in one turn of it."""
+
+    async def body() -> None:
+        server = make_nats()
+        async with open_bus(BusSettings(url=server.url), "late") as bus:
+            inbox = Inbox()
+            await bus.subscribe("late", inbox)
+            server.suspend()
+            loop = asyncio.get_running_loop()
+            due_s = loop.time() + 0.3
+            pinging = asyncio.ensure_future(bus.flush(0.3))
+            await asyncio.sleep(0.1)
+
+            def answer_late() -> None:
+                server.resume()
+                time.sleep(0.1)
+
+            loop.call_at(due_s - 0.02, time.sleep, 0.06)
+            loop.call_at(due_s + 0.01, answer_late)
+            with pytest.raises(DeadlineExceeded):
+                await pinging
+            await bus.publish("late", b"heard")
+            assert (await inbox.next()).payload == b"heard"
+            assert bus.num_connects == 1
+
+    asyncio.run(body())
+
+
 def test_subscriptions_survive_a_restart_of_the_server(make_nats: MakeNats) -> None:
     async def body() -> None:
         server = make_nats()
