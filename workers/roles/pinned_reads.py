@@ -42,7 +42,7 @@ class PinnedReads:
                 raise PinLost(pin=pin)
             has_landed = self._engine.lay(sequence, ours, end)
         finally:
-            if not has_landed and not pull.is_on_way:
+            if not has_landed and not pull.is_left:
                 self._engine.give_back(ours)
         if not has_landed:
             raise GrantRefused(job=sequence, reason="it was cancelled")

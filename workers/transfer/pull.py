@@ -14,8 +14,9 @@ from workers.transfer.transfers import Transfer
 class Pull:
     """One read into blocks of ours, by every rank of what it holds: `run` once, on the loop.
 
-    Whoever stops waiting does not stop the read. `is_on_way`: it may still write into our blocks; should it
-    end after `run` has, `on_late_end` is called.
+    Whoever stops waiting does not stop the read. It has our blocks until it has ended: they are the caller's
+    again when `run` returns, unless it `is_left`; then they are when `on_late_end` is called, which may have
+    been by the time that one looks.
     """
 
     def __init__(self, own: OwnMemory, on_late_end: Callable[[], None]) -> None:
@@ -23,12 +24,14 @@ class Pull:
         self._on_late_end = on_late_end
         self._loop = asyncio.get_running_loop()
         self._told: asyncio.Future[KvmeshError | None] = self._loop.create_future()
-        self._num_left = 0
+        self._num_on_way = 0
+        self.is_left = False
         self._fault: KvmeshError | None = None
 
     @property
     def is_on_way(self) -> bool:
-        return self._num_left > 0
+        """It may still write into our blocks."""
+        return self._num_on_way > 0
 
     async def run(self, peer: Peer, theirs: Sequence[int], ours: Sequence[int]) -> None:
         """Read their blocks into ours, block by block in the order given.
@@ -42,11 +45,14 @@ class Pull:
             DeadlineExceeded: it takes longer than any should, and is still on its way.
         """
         routes = plan_routes(peer.pools, self._own.pools)
-        self._num_left = len(routes)
-        for route in routes:
-            transfer = self._plan(route, peer, BlockPairs(theirs, ours))
+        planned = [self._plan(route, peer, BlockPairs(theirs, ours)) for route in routes]
+        self._num_on_way = len(planned)
+        for route, transfer in zip(routes, planned, strict=True):
             self._own.ranks[route.target].transfers.submit(transfer)
-        fault = await self._told
+        try:
+            fault = await self._told
+        finally:
+            self.is_left = self.is_on_way
         if fault is not None:
             raise fault
 
@@ -69,15 +75,15 @@ class Pull:
 
     def _end_one(self, fault: KvmeshError | None) -> None:
         """What failed at one rank is told once no other rank writes into our blocks any more."""
-        self._num_left -= 1
+        self._num_on_way -= 1
         self._fault = self._fault or fault
         if self.is_on_way:
             return
-        if self._told.done():
+        if self.is_left:
             self._on_late_end()
         else:
-            self._told.set_result(self._fault)
+            self._tell(self._fault)
 
-    def _tell(self, fault: KvmeshError) -> None:
+    def _tell(self, fault: KvmeshError | None) -> None:
         if not self._told.done():
             self._told.set_result(fault)

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -140,10 +141,42 @@ def test_a_read_that_nobody_waits_for_any_more_gives_its_blocks_back_when_it_end
                 await reading
             assert pull.is_on_way
             assert ended == []
+            assert pull.is_left
             child.process.resume()
             await wait_for(lambda: ended == [False])
+            assert pull.is_left
 
     asyncio.run(run())
+
+
+def test_a_read_that_ends_before_its_caller_hears_that_it_is_stuck_is_no_late_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its caller gives the blocks back, and nobody else does."""
+    ended: list[bool] = []
+
+    async def run() -> None:
+        async with open_stopped(monkeypatch) as (scene, child):
+            pull = Pull(scene.memory, lambda: ended.append(True))
+            reading = asyncio.ensure_future(pull.run(child.peer, BLOCKS, BLOCKS))
+            await wait_for(lambda: pull.is_on_way)
+            block_until(lambda: bool(scene.transfers.ailment))  # the loop is held up meanwhile
+            child.process.resume()
+            block_until(lambda: not scene.transfers.ailment)
+            with pytest.raises(DeadlineExceeded):
+                await reading
+            assert not pull.is_on_way
+            assert not pull.is_left
+
+    asyncio.run(run())
+    assert ended == []
+
+
+def block_until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
 
 
 def test_a_read_that_ends_in_time_is_told_of_once() -> None:
