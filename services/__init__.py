@@ -7,6 +7,6 @@ upon it `micro`, `objects`, and with `jetstream` also `work_queue` and `taker`) 
 lives, ourselves among them); what an operator sees, `metrics`, `admin` (on an `http_server`, with `faults`,
 the JSON of errors), `tracing`, `status`, `route`, and what one says, by `worker_ask` or in the directory:
 `orders`, `drain`, `role`; who says it by itself, the `planner`; what an answer may be, `grammars`; what
-starts it all, `models`, `child`, `asked_child`, `servers` with `etcd_endpoint`, `environment`, `launcher`,
-`entry`, `cli`; and what it is shown and measured by, `demo` and `replay`.
+starts it all, `models`, `child`, `asked_child` with `pipe_messages`, `servers` with `etcd_endpoint`,
+`environment`, `launcher`, `entry`, `cli`; and what it is shown and measured by, `demo` and `replay`.
 """

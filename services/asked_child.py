@@ -1,19 +1,16 @@
-"""A child process that answers questions, one at a time, over its pipes; seen from both sides.
+"""A child process that answers questions, one at a time, over its pipes.
 
 It is started by `subprocess`, which shares the memory of this process until the other program runs. The
-event loop would copy the page tables of a pool of KV, and all pages that are pinned for transfer. Every
-message goes after its length.
+event loop would copy the page tables of a pool of KV, and all pages that are pinned for transfer.
 """
 
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO
 
 from services.child import bound_command
-
-_LENGTH_BYTES = 4
+from services.pipe_messages import try_read_message, write_message
 
 
 class AskedChild:
@@ -73,19 +70,3 @@ def start_asked_child(module: str, arguments: Sequence[str] = (), *, niceness: i
         start_new_session=True,
     )
     return AskedChild(process)
-
-
-def try_read_message(source: IO[bytes]) -> bytes | None:
-    """The next message; None when nobody sends any more."""
-    length = source.read(_LENGTH_BYTES)
-    if len(length) < _LENGTH_BYTES:
-        return None
-    num_bytes = int.from_bytes(length, "big")
-    message = source.read(num_bytes)
-    return message if len(message) == num_bytes else None
-
-
-def write_message(sink: IO[bytes], message: bytes) -> None:
-    sink.write(len(message).to_bytes(_LENGTH_BYTES, "big"))
-    sink.write(message)
-    sink.flush()

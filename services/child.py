@@ -19,19 +19,24 @@ from pathlib import Path
 
 _STILL = "TtZX"  # states of threads: stopped, traced, ended
 
-_EXEC = (
-    "import ctypes,os,sys;"
-    "ctypes.CDLL(None).prctl(1,9);"
-    "os.getppid()==int(sys.argv[1]) or os._exit(1);"
-    "os.nice(int(sys.argv[2]));"
-    "os.execvp(sys.argv[3],sys.argv[3:])"
-)
+_EXEC = """
+import contextlib, ctypes, os, sys
+parent, niceness, *argv = sys.argv[1:]
+ctypes.CDLL(None).prctl(1, 9)
+os.getppid() == int(parent) or os._exit(1)
+if int(niceness):
+    os.nice(int(niceness))
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as session:
+        session.write(niceness)
+os.execvp(argv[0], argv)
+"""
 
 
 def bound_command(argv: Sequence[str | Path], *, niceness: int = 0) -> list[str]:
     """What to start in place of `argv`, so that the kernel kills it with the thread that starts it.
 
-    `niceness`: how much more than this process it yields to others.
+    `niceness`: how much more than this process it yields to others. Its session must be its own: a kernel
+    that shares the cores out by sessions (CONFIG_SCHED_AUTOGROUP) heeds a process's niceness only within one.
     """
     own = map(str, (os.getpid(), niceness))
     return [sys.executable, "-I", "-S", "-c", _EXEC, *own, *map(str, argv)]

@@ -12,7 +12,7 @@ import msgspec
 
 from frontend.text.segments import TokenArray
 from frontend.text.tokenizer import TextTokenizer, load_tokenizer
-from services.asked_child import try_read_message, write_message
+from services.pipe_messages import try_read_message, write_message
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):

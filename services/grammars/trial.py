@@ -13,8 +13,8 @@ from pathlib import Path
 from proto.codec import decode
 from proto.constraints import Constraint
 from proto.errors import InvalidRequest
-from services.asked_child import try_read_message, write_message
 from services.grammars.vocabulary import Vocabulary, check_grammar
+from services.pipe_messages import try_read_message, write_message
 
 TRIAL_BYTES = 2 * 2**30
 _READY = b"ready"
