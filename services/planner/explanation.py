@@ -1,6 +1,7 @@
 """All that a decision rests on, as the fields of one line of the log."""
 
-from services.planner.planning import Decision, Move, Picture
+from services.planner.picture import Move, Picture
+from services.planner.planning import Decision
 from services.planner.rate_match import Headroom, Match, Split
 
 Terms = dict[str, str | int | float]

@@ -4,7 +4,7 @@ from typing import Literal
 
 from proto.roles import Role
 from services.metrics import DURATION_BUCKETS_S, Metrics
-from services.planner.planning import Move, Picture
+from services.planner.picture import Move, Picture
 from services.planner.rate_match import Split
 
 Outcome = Literal["done", "taken_back", "failed", "lost", "refused", "dry_run"]

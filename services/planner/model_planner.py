@@ -23,7 +23,8 @@ from services.orders import place_order, take_back
 from services.planner.explanation import explain
 from services.planner.metrics import Outcome, PlannerMetrics
 from services.planner.observation import PLANNER
-from services.planner.planning import Decision, Move, Picture, Planning
+from services.planner.picture import Move, Picture
+from services.planner.planning import Decision, Planning
 
 GRACE_S = 10.0
 """After a worker's own limit it is given so long to say how the move ended."""

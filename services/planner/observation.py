@@ -7,7 +7,7 @@ import msgspec
 from proto.reports import AnyBeat, Beat, LoadReport
 from proto.roles import Order, Role, WorkerState
 from services.planner.capability import CapabilityMeter
-from services.planner.planning import Move, Picture, UnderWay, WorkerSeen
+from services.planner.picture import Move, Picture, UnderWay, WorkerSeen
 from services.planner.rate_match import Limits, Load, Match
 from services.planner.traffic_meter import MeterRules, Traffic, TrafficMeter
 

@@ -31,7 +31,8 @@ from services.planner.election import Election
 from services.planner.metrics import PlannerMetrics
 from services.planner.model_planner import ModelPlanner
 from services.planner.observation import Observation
-from services.planner.planning import Picture, Planning
+from services.planner.picture import Picture
+from services.planner.planning import Planning
 from services.planner.settings import PlannerSettings
 from services.presence import beating, registered
 from services.tasks import open_tasks

@@ -13,7 +13,7 @@ from services.liveness import BeatSettings
 from services.logs import LogSettings
 from services.mesh_settings import MeshSettings
 from services.planner.observation import ObservationRules
-from services.planner.planning import PlanRules
+from services.planner.plan_rules import PlanRules
 from services.planner.rate_match import Limits, Split
 from services.planner.traffic_meter import MeterRules
 

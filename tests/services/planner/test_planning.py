@@ -11,7 +11,8 @@ from proto.reports import Beat, LoadReport
 from proto.roles import Order, Role, WorkerState
 from proto.traffic import ModelTraffic
 from services.planner.observation import PLANNER, Observation, find_backlog
-from services.planner.planning import Move, Picture, Planning, UnderWay, WorkerSeen
+from services.planner.picture import Move, Picture, UnderWay, WorkerSeen
+from services.planner.planning import Planning
 from services.planner.rate_match import Capability, Limits, Load, Match, Split
 from services.planner.settings import PlannerSettings
 from services.planner.step_cost import StepCost

@@ -13,7 +13,8 @@ from proto.reports import Beat, LoadReport
 from proto.roles import Order, Role, WorkerState
 from proto.traffic import LATENCY_BOUNDS_S, ModelTraffic
 from services.planner.observation import PLANNER, Observation
-from services.planner.planning import Decision, Move, Planning
+from services.planner.picture import Move
+from services.planner.planning import Decision, Planning
 from services.planner.rate_match import Split
 from services.planner.settings import PlannerSettings
 
