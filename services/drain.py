@@ -10,15 +10,14 @@ from proto.errors import DeadlineExceeded, Disconnected
 from proto.hand_over import Drain, Undrain
 from proto.reports import BEATS, AnyBeat, LoadReport
 from proto.roles import DrainMode, WorkerState
-from services.bus import Bus, BusSettings, open_bus
+from services.bus import Bus
+from services.console import ASK_LIMIT_S, open_console
 from services.liveness import BeatSettings, watch_beats
-from services.patience import Wait, open_wait, say_aside
+from services.patience import Wait
 from services.process import run_process
 from services.status.status_settings import StatusSettings, find_mesh
 from services.worker_ask import tell_worker
 
-ASK_LIMIT_S = 20.0  # the worker asks the directory, which may be slow
-CONNECT_LIMIT_S = 5.0
 MARGIN_S = 2.0
 
 
@@ -37,21 +36,19 @@ def drain(
 ) -> None:
     """Have a worker take no new work and hand over what runs; it stays alive, for `--undo` or its end."""
     address = find_mesh(StatusSettings(state=state, nats=nats, etcd=etcd, ns=ns))
-    bus_settings = BusSettings(url=address.nats_url, connect_timeout_s=CONNECT_LIMIT_S)
 
     async def run(_: asyncio.Event) -> None:
-        unheard = f"{address.nats_url} does not answer yet"
-        async with open_wait(say_aside, unheard) as wait, open_bus(bus_settings, "kvmesh-drain") as bus:
+        async with open_console(address.nats_url, "drain") as console:
+            bus, wait = console.bus, console.wait
             wait.what = f"{worker} has not answered yet"
             if undo:
                 await tell_worker(bus, address.ns, worker, Undrain(), Done, ASK_LIMIT_S)
                 typer.echo(f"{worker} takes work again")
-            else:
-                order = Drain(mode, limit_s, is_forced=force)
-                await tell_worker(bus, address.ns, worker, order, Done, ASK_LIMIT_S)
-                await wait_drained(bus, address.ns, worker, limit_s, wait)
-                typer.echo(f"{worker} is drained")
-            wait.what = ""
+                return
+            order = Drain(mode, limit_s, is_forced=force)
+            await tell_worker(bus, address.ns, worker, order, Done, ASK_LIMIT_S)
+            await wait_drained(bus, address.ns, worker, limit_s, wait)
+            typer.echo(f"{worker} is drained")
 
     raise typer.Exit(run_process(run, drain_limit_s=None))
 

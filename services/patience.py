@@ -5,18 +5,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import typer
-
 from services.tasks import open_tasks
 
 TELL_S = 1.0
 
 Say = Callable[[str], None]
-
-
-def say_aside(words: str) -> None:
-    """To whoever looks on, and not into what the command puts out."""
-    typer.echo(words, err=True)
 
 
 class Wait:

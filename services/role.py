@@ -9,15 +9,14 @@ import typer
 from proto.errors import DeadlineExceeded, Disconnected, InvalidRequest
 from proto.reports import BEATS, AnyBeat
 from proto.roles import AskRole, DrainMode, Role, RoleProgress, SwitchRole, TakeBackRole
-from services.bus import Bus, BusSettings, open_bus
+from services.bus import Bus
+from services.console import ASK_LIMIT_S, open_console
 from services.liveness import BeatSettings, watch_beats
-from services.patience import Say, Wait, open_wait, say_aside
+from services.patience import Say, Wait, open_wait
 from services.process import run_process
 from services.status.status_settings import StatusSettings, find_mesh
 from services.worker_ask import tell_worker
 
-ASK_LIMIT_S = 20.0  # the worker asks the directory, which may be slow
-CONNECT_LIMIT_S = 5.0
 MARGIN_S = 20.0
 """Beyond the limit that the work of the old role has: the directory is asked before and after it."""
 
@@ -25,9 +24,7 @@ MARGIN_S = 20.0
 def role(
     worker: Annotated[str, typer.Argument(help="name of the worker")],
     to: Annotated[Role | None, typer.Argument(metavar="ROLE", help="prefill or decode; none: say it")] = None,
-    wait_for_it: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="until the worker has the role, or keeps the old one")
-    ] = True,
+    wait: Annotated[bool, typer.Option(help="until the worker has the role, or keeps the old one")] = True,
     drain: Annotated[
         DrainMode, typer.Option(help="what becomes of running requests: move, finish here, or both")
     ] = DrainMode.MOVE,
@@ -42,21 +39,20 @@ def role(
     if to is not None and take_back:
         raise typer.BadParameter("a role is ordered or taken back, not both", param_hint="--take-back")
     address = find_mesh(StatusSettings(state=state, nats=nats, etcd=etcd, ns=ns))
-    bus_settings = BusSettings(url=address.nats_url, connect_timeout_s=CONNECT_LIMIT_S)
 
     async def run(_: asyncio.Event) -> None:
-        unheard = f"{address.nats_url} does not answer yet"
-        async with open_wait(say_aside, unheard) as wait, open_bus(bus_settings, "kvmesh-role") as bus:
-            wait.what = _unanswered(worker)
+        async with open_console(address.nats_url, "role") as console:
             if to is None:
-                await _show(bus, address.ns, worker, TakeBackRole() if take_back else AskRole())
-            elif wait_for_it:
-                wait.what = ""
-                await switch_role(bus, address.ns, worker, SwitchRole(to, drain, limit_s), typer.echo)
-            else:
-                await _place(bus, address.ns, worker, SwitchRole(to, drain, limit_s), typer.echo)
-                typer.echo(f"{worker} is on its way to {to}")
-            wait.what = ""
+                console.wait.what = _unanswered(worker)
+                await _show(console.bus, address.ns, worker, TakeBackRole() if take_back else AskRole())
+                return
+            order = SwitchRole(to, drain, limit_s)
+            if wait:
+                await switch_role(console.bus, address.ns, worker, order, typer.echo)
+                return
+            console.wait.what = _unanswered(worker)
+            await _place(console.bus, address.ns, worker, order, typer.echo)
+            typer.echo(f"{worker} is on its way to {to}")
 
     raise typer.Exit(run_process(run, drain_limit_s=None))
 
@@ -108,11 +104,7 @@ async def switch_role(bus: Bus, ns: str, worker: str, order: SwitchRole, say: Sa
         liveness.on_change(lookout.note_life)
         placed = await _place(bus, ns, worker, order, say)
         try:
-            async with asyncio.timeout(order.limit_s + MARGIN_S):
-                progress = await _follow(bus, ns, worker, placed, lookout, wait)
-        except TimeoutError:
-            say(f"the order stands: {_what_to_do(worker)}")
-            raise DeadlineExceeded(what=f"the switch of {worker}", limit_s=order.limit_s + MARGIN_S) from None
+            progress = await _follow(bus, ns, worker, placed, order.limit_s + MARGIN_S, lookout, wait)
         except (Disconnected, DeadlineExceeded, asyncio.CancelledError):
             say(f"the order stands: {_what_to_do(worker)}")
             raise
@@ -133,13 +125,23 @@ def _check_fulfilled(worker: str, order: SwitchRole, placed: RoleProgress, now: 
 
 
 async def _follow(
-    bus: Bus, ns: str, worker: str, progress: RoleProgress, lookout: "_Lookout", wait: Wait
+    bus: Bus,
+    ns: str,
+    worker: str,
+    progress: RoleProgress,
+    limit_s: float,
+    lookout: "_Lookout",
+    wait: Wait,
 ) -> RoleProgress:
-    """Asks after each beat, which comes soon when there is news."""
-    while progress.wanted is not None:
-        wait.tell(_stage_of(worker, progress))
-        await lookout.wait()
-        progress = await _tell(bus, ns, worker, AskRole())
+    """Asks after each beat, which comes soon when there is news. Raises as `switch_role`."""
+    try:
+        async with asyncio.timeout(limit_s):
+            while progress.wanted is not None:
+                wait.tell(_stage_of(worker, progress))
+                await lookout.wait()
+                progress = await _tell(bus, ns, worker, AskRole())
+    except TimeoutError:
+        raise DeadlineExceeded(what=f"the switch of {worker}", limit_s=limit_s) from None
     return progress
 
 
