@@ -128,23 +128,24 @@ class Taking:
         over = await self._ask_over()
         if over is None:
             return
-        if self._stopped.is_set():
-            await self._undo(over)
-            return
         tokens = unpack_tokens(over.tokens)
-        if not self._is_grown(tokens):
+        if self._stopped.is_set() or not self._is_grown(tokens):
             await self._undo(over)
             return
         self._taken.tokens, self._taken.prefilled = tokens, over.prefilled
         self._taken.logprobs = over.logprobs
+        await self._read_rest(peer, over)
+        if self._stopped.is_set():
+            await self._hand_back()
+
+    async def _read_rest(self, peer: Peer | None, over: TakenOver) -> None:
+        """What the source has computed and is not here."""
         if peer is not None and over.num_computed > self._taken.num_computed:
             await self._try_read(peer, over.pin, over.blocks, over.num_computed)
         else:
             await self._tools.reads.unpin(self._source.worker, over.pin)
         is_pulled = self._taken.num_computed >= over.num_computed
         self._tools.metrics.handed_over("pulled" if is_pulled else "recomputed")
-        if self._stopped.is_set():
-            await self._hand_back()
 
     def _is_grown(self, tokens: list[int]) -> bool:
         try:
