@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated
 
 import typer
@@ -11,12 +13,15 @@ from proto.reports import BEATS, AnyBeat
 from proto.roles import AskRole, DrainMode, Role, RoleProgress, SwitchRole, TakeBackRole
 from services.bus import Bus
 from services.console import ASK_LIMIT_S, open_console
-from services.liveness import BeatSettings, watch_beats
+from services.liveness import BeatSettings, Liveness, watch_beats
 from services.patience import Say, Wait, open_wait
 from services.process import run_process
 from services.status.status_settings import StatusSettings, find_mesh
+from services.tasks import open_tasks
 from services.worker_ask import tell_worker
 
+PROGRESS_LIMIT_S = 2.0
+LOOK_S = 0.5
 MARGIN_S = 20.0
 """Beyond the limit that the work of the old role has: the directory is asked before and after it."""
 
@@ -98,10 +103,8 @@ async def switch_role(bus: Bus, ns: str, worker: str, order: SwitchRole, say: Sa
     async with (
         open_wait(say, _unanswered(worker)) as wait,
         watch_beats(bus, ns, BeatSettings(), BEATS.decode) as liveness,
+        _open_lookout(liveness, worker) as lookout,
     ):
-        lookout = _Lookout(worker)
-        liveness.on_beat(lookout.hear)
-        liveness.on_change(lookout.note_life)
         placed = await _place(bus, ns, worker, order, say)
         try:
             progress = await _follow(bus, ns, worker, placed, order.limit_s + MARGIN_S, lookout, wait)
@@ -133,13 +136,18 @@ async def _follow(
     lookout: "_Lookout",
     wait: Wait,
 ) -> RoleProgress:
-    """Asks after each beat, which comes soon when there is news. Raises as `switch_role`."""
+    """Asks after each beat, which comes soon when there is news: so a lost answer is no end.
+
+    Raises:
+        KvmeshError: as `switch_role`.
+    """
     try:
         async with asyncio.timeout(limit_s):
             while progress.wanted is not None:
                 wait.tell(_stage_of(worker, progress))
-                await lookout.wait()
-                progress = await _tell(bus, ns, worker, AskRole())
+                await lookout.wait_beat()
+                with suppress(DeadlineExceeded):
+                    progress = await tell_worker(bus, ns, worker, AskRole(), RoleProgress, PROGRESS_LIMIT_S)
     except TimeoutError:
         raise DeadlineExceeded(what=f"the switch of {worker}", limit_s=limit_s) from None
     return progress
@@ -151,28 +159,52 @@ def _stage_of(worker: str, progress: RoleProgress) -> str:
 
 
 class _Lookout:
-    """Whether a worker has beaten since the last look, and beats at all."""
+    """Whether a worker has beaten since the last look, and beats at all. See `_open_lookout`."""
 
-    def __init__(self, worker: str) -> None:
+    def __init__(self, liveness: Liveness[AnyBeat], worker: str) -> None:
+        self._liveness = liveness
         self._worker = worker
-        self._has_news = asyncio.Event()
-        self._is_lost = False
+        self._has_beaten = asyncio.Event()
+        self._has_changed = asyncio.Event()
 
     def hear(self, process: str, _: AnyBeat) -> None:
         if process == self._worker:
-            self._has_news.set()
+            self._has_beaten.set()
 
-    def note_life(self, process: str, is_alive: bool) -> None:
+    def note_life(self, process: str, _: bool) -> None:
         if process == self._worker:
-            self._is_lost = not is_alive
-            self._has_news.set()
+            self._has_changed.set()
 
-    async def wait(self) -> None:
+    async def wait_beat(self) -> None:
+        await self._has_beaten.wait()
+        self._has_beaten.clear()
+
+    async def run(self) -> None:
         """
         Raises:
-            Disconnected: it beats no more.
+            Disconnected: it beats no more, or never did while it should have.
         """
-        await self._has_news.wait()
-        self._has_news.clear()
-        if self._is_lost:
-            raise Disconnected(peer=self._worker)
+        while not self._liveness.is_lost(self._worker):
+            self._has_changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._has_changed.wait()
+        raise Disconnected(peer=self._worker)
+
+
+@asynccontextmanager
+async def _open_lookout(liveness: Liveness[AnyBeat], worker: str) -> AsyncIterator[_Lookout]:
+    """The body is cut short when the worker is lost.
+
+    Raises:
+        Disconnected: as `_Lookout.run`.
+    """
+    lookout = _Lookout(liveness, worker)
+    liveness.on_beat(lookout.hear)
+    liveness.on_change(lookout.note_life)
+    async with open_tasks() as tasks:
+        looking = tasks.create_task(lookout.run(), name="lookout")
+        try:
+            yield lookout
+        finally:
+            looking.cancel()
