@@ -189,6 +189,10 @@ class WorkerDoor:
                 return control.Done()
 
     def _do(self, request: ControlRequest) -> None:
+        """
+        Raises:
+            InvalidRequest: it is meant for another kind of process.
+        """
         match request:
             case control.Cancel(name, attempt):
                 self._decode_desk.cancel(name, attempt)
@@ -205,6 +209,8 @@ class WorkerDoor:
                 self._giver.hand_back(name, attempt)
             case control.SetSlowness(slowness):
                 self._set_slowness(slowness)
+            case _:
+                raise InvalidRequest(field="type", reason=f"{type(request).__name__} is not for a worker")
 
     def _set_slowness(self, slowness: float) -> None:
         """

@@ -9,6 +9,7 @@ from proto import subjects
 from proto.codec import decode
 from proto.errors import DeadlineExceeded, GoElsewhere, GrantRefused, InvalidRequest, KvmeshError, Unavailable
 from proto.jobs import PrefillJob
+from proto.names import check_id
 from proto.roles import Role
 from services.backoff import Backoff
 from services.metrics import WorkerMetrics
@@ -56,7 +57,9 @@ class PrefillDesk:
 
         Raises:
             GoElsewhere: no such work now, or as many jobs in hand as may be.
+            InvalidRequest: its owner is no worker's name.
         """
+        check_id(job.owner, "owner")
         self._tools.term.check_takes(Role.PREFILL, epoch)
         if job.job in self._jobs:
             return self.num_taken
@@ -194,10 +197,12 @@ class PrefillDesk:
 def _read_job(work: Work) -> PrefillJob | None:
     """None for what no version of ours can have sent."""
     try:
-        return decode(work.payload, PrefillJob)
+        job = decode(work.payload, PrefillJob)
+        check_id(job.owner, "owner")
     except InvalidRequest as error:
         log.error("a job cannot be read", extra={"reason": str(error)})
         return None
+    return job
 
 
 def _is_poison(work: Work) -> bool:

@@ -51,7 +51,7 @@ class PinnedReads:
         self, pull: Pull, peer: Peer, pin: str, theirs: Sequence[int], ours: Sequence[int]
     ) -> bool:
         """Whether what was read is whole."""
-        is_whole = len(theirs) == len(ours)
+        is_whole = len(theirs) == len(ours) and all(0 <= block < peer.num_blocks for block in theirs)
         try:
             if is_whole:
                 await pull.run(peer, theirs, ours)

@@ -14,9 +14,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from proto import keys, subjects
 from proto.cards import AgentCard, ModelCard, WorkerCard
 from proto.codec import decode
-from proto.control import AskHoldings, Done, Holdings, SetSlowness, Snapshot, TakeSnapshot
+from proto.control import (
+    AskAdmitted,
+    AskHoldings,
+    Done,
+    Holdings,
+    SetSlowness,
+    Snapshot,
+    TakeJob,
+    TakeSnapshot,
+)
 from proto.errors import InvalidSetting
 from proto.events import BlocksStored, KvEvents, unpack_hashes
+from proto.jobs import PrefillJob
 from proto.names import new_id
 from proto.reports import BEATS, LoadReport
 from proto.requests import Refused
@@ -200,6 +210,22 @@ def test_no_factor_of_time_is_taken_that_is_none(settings: SimulateSettings) -> 
         async with open_scene(settings) as scene:
             for wrong in (0.0, -1.0, float("nan"), float("inf")):
                 assert isinstance(await scene.control("sim-0", SetSlowness(wrong)), Refused)
+
+    asyncio.run(body())
+
+
+def test_what_is_not_for_a_worker_and_a_job_of_no_worker_are_refused_by_name(
+    settings: SimulateSettings,
+) -> None:
+    async def body() -> None:
+        async with open_scene(msgspec.structs.replace(settings, workers=1, prefill_workers=1)) as scene:
+            refused = await scene.control("sim-0", AskAdmitted("sim-0", "life"))
+            assert isinstance(refused, Refused)
+            assert refused.fault.values["reason"] == "AskAdmitted is not for a worker"
+            job = PrefillJob("job", "request", settings.model, "a b\r\nPING", "life", b"", 5.0)
+            refused = await scene.control("sim-prefill-0", TakeJob(job))
+            assert isinstance(refused, Refused)
+            assert refused.fault.values["field"] == "owner"
 
     asyncio.run(body())
 
