@@ -2,6 +2,9 @@
 
 import asyncio
 import http.client
+import socket
+import sys
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,9 +14,12 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from proto.errors import InvalidSetting
-from services.http_server import serve_http
+from services.http_server import arrived_s, serve_http
 
 IDLE_S = 7.0
+HELD_S = 0.3
+TICK_S = 0.02
+"""More than a tick of the kernel's clock, at 100 a second or more, and its rounding."""
 
 
 async def _greet(_: Request) -> PlainTextResponse:
@@ -34,6 +40,37 @@ def test_a_connection_outlives_what_clients_keep_theirs_idle() -> None:
             connection.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell")
+def test_a_request_has_arrived_when_the_kernel_has_it_however_late_it_is_read() -> None:
+    async def tell(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(arrived_s(request.scope)))
+
+    def send_unread(client: socket.socket) -> tuple[float, float]:
+        began_s = time.monotonic()
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        sent_s = time.monotonic()
+        time.sleep(HELD_S)  # the loop is held meanwhile
+        return began_s, sent_s
+
+    async def body() -> None:
+        app = Starlette(routes=[Route("/", tell)])
+        async with serve_http(app, "127.0.0.1", 0, setting="test.port") as server:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+                began_s, sent_s = send_unread(client)
+                answer = await asyncio.to_thread(_read_all, client)
+        arrived = float(answer.rpartition(b"\r\n")[2])
+        assert began_s - TICK_S < arrived < sent_s + TICK_S
+
+    asyncio.run(body())
+
+
+def _read_all(client: socket.socket) -> bytes:
+    answer = b""
+    while piece := client.recv(4096):
+        answer += piece
+    return answer
 
 
 def test_servers_that_share_a_port_each_take_a_part_and_one_can_leave_it_to_the_other() -> None:
