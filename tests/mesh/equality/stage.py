@@ -13,15 +13,28 @@ from tests.mesh.equality.rows import BLOCK, Tokens
 from tests.mesh.running_mesh import RunningMesh
 
 LIMIT_S = 60.0
+NUM_BLOCKS = 456
+ENVIRON = {
+    "KVMESH_WORKER_BLOCK_SIZE": str(BLOCK),
+    "KVMESH_WORKER_NUM_BLOCKS": str(NUM_BLOCKS),
+    "KVMESH_WORKER_REMOTE_MIN_TOKENS": str(BLOCK),
+    "KVMESH_WORKER_PREFILL_CHOICE": "threshold",
+    "KVMESH_WORKER_STEP_TOKENS": "128",  # the longest prompts are computed in two chunks
+}
+SPECULATING = {
+    "KVMESH_WORKER_SPECULATIVE": "ngram",
+    "KVMESH_WORKER_NGRAM_MIN_TOKENS": "1",  # short answers say few things twice
+}
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the workers of a mesh count. A mesh without prefill workers has served and pulled nothing."""
+    """What the workers of a mesh count. A mesh without prefill workers has served and moved nothing."""
 
     preemptions: float
     jobs_served: float
     bytes_pulled: float
+    bytes_pushed: float
     prefilled_remotely: float
 
     def __sub__(self, before: "Counts") -> "Counts":
@@ -29,6 +42,7 @@ class Counts:
             self.preemptions - before.preemptions,
             self.jobs_served - before.jobs_served,
             self.bytes_pulled - before.bytes_pulled,
+            self.bytes_pushed - before.bytes_pushed,
             self.prefilled_remotely - before.prefilled_remotely,
         )
 
@@ -47,6 +61,7 @@ def count(mesh: RunningMesh, *, has_prefill: bool) -> Counts:
         preemptions=mesh.metric("decode-0", "kvmesh_preemptions"),
         jobs_served=mesh.metric("prefill-0", "kvmesh_prefill_jobs_served_total") if has_prefill else 0,
         bytes_pulled=mesh.metric("prefill-0", "kvmesh_kv_bytes_pulled_total") if has_prefill else 0,
+        bytes_pushed=mesh.metric("prefill-0", "kvmesh_kv_bytes_pushed_total") if has_prefill else 0,
         prefilled_remotely=mesh.metric("decode-0", "kvmesh_prefills_total", where="remote"),
     )
 

@@ -20,7 +20,7 @@ from tests.mesh.equality.asking import Heard, ask
 from tests.mesh.equality.cells import Delivery
 from tests.mesh.equality.recompute import Expected, Recompute
 from tests.mesh.equality.rows import CONTEXT, Asks, Row, some_tokens
-from tests.mesh.equality.test_matrix import ENVIRON, SPECULATING
+from tests.mesh.equality.stage import ENVIRON, SPECULATING
 from tests.mesh.running_mesh import RunningMesh, run_mesh
 from tests.tiny_model import write_tiny
 
