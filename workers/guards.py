@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from proto import keys, subjects
 from proto.cards import ModelCard
 from proto.codec import decode, encode
-from proto.errors import DeadlineExceeded, Disconnected, InternalFault, InvalidSetting
+from proto.errors import DeadlineExceeded, Disconnected, Fault, InternalFault, InvalidSetting
 from proto.reports import AnyBeat, LoadReport
 from proto.roles import WorkerState
 from services.backoff import Backoff
@@ -23,7 +23,8 @@ from workers.transfer.own_memory import OwnMemory
 LOOK_S = 0.25
 PROBE_S = 2.0
 DOUBT_S = 2.0
-"""A process that was stopped finds its threads silent when it wakes, for as long as each needs for a look."""
+"""A process that was stopped finds its threads silent when it wakes, for as long as each needs for a look;
+and the step that it was in too long."""
 BACK_S = 10.0
 """How long after its own silence a worker yields at once to another of its name, which came in its place."""
 YIELD_S = 3.0
@@ -125,15 +126,20 @@ async def _put_again(directory: Directory, key: str, ours: ModelCard) -> None:
             await asyncio.sleep(backoff.next_s())
 
 
+def _describe(fault: Fault | None) -> str:
+    return f"the engine: {fault.values}" if fault is not None else ""
+
+
 async def guard_threads(engine: Engine, memory: OwnMemory) -> None:
     """
     Raises:
         InternalFault: the engine has ended or hangs, or the transfers of a rank have ended or hang.
     """
     num_faults = 0
-    while num_faults * LOOK_S < DOUBT_S:
+    while True:
         await asyncio.sleep(LOOK_S)
-        if engine.fault is not None:
-            raise InternalFault(reason=f"the engine has ended: {engine.fault.values}")
-        num_faults = num_faults + 1 if memory.fault else 0
-    raise InternalFault(reason=f"transfers: {memory.fault}")
+        has_ended = engine.has_ended
+        fault = _describe(engine.fault) or memory.fault
+        num_faults = num_faults + 1 if fault else 0
+        if has_ended or num_faults * LOOK_S >= DOUBT_S:
+            raise InternalFault(reason=fault)

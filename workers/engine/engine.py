@@ -228,6 +228,10 @@ class Engine:
         return self._fault or self._computation.stall
 
     @property
+    def has_ended(self) -> bool:
+        return self._fault is not None
+
+    @property
     def is_healthy(self) -> bool:
         return self.fault is None
 

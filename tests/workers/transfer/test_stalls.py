@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -13,12 +14,13 @@ from proto.codec import encode
 from proto.errors import DeadlineExceeded, InternalFault, KvmeshError, PeerGone
 from proto.jobs import Landing
 from tests.services.waiting import wait_for
-from tests.workers.engine.engine_desk import small_settings
+from tests.workers.engine.engine_desk import small_settings, spec_of
 from tests.workers.engine.witness_runner import WitnessRunner
 from tests.workers.roles.lending import Listener
 from tests.workers.transfer.scene import LIMIT_S, PeerProcess, Scene, open_scene
 from workers.engine.engine import Engine
-from workers.guards import guard_threads
+from workers.engine.engine_thread import EngineThread
+from workers.guards import LOOK_S, guard_threads
 from workers.transfer.nixl_transport import MAX_LINES
 from workers.transfer.outcome import Outcome
 from workers.transfer.pull import Pull
@@ -237,3 +239,39 @@ def test_a_thread_that_hangs_is_a_fault_that_ends_the_worker(monkeypatch: pytest
             await wait_for(lambda: scene.transfers.fault == "")
 
     asyncio.run(run())
+
+
+def test_a_step_that_seemed_to_hang_and_ends_is_no_end_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the process was stopped for longer than a step may take. One that hangs on is."""
+    may_end = [threading.Event(), threading.Event()]
+    monkeypatch.setattr("workers.guards.DOUBT_S", 1.0)
+    runner = WitnessRunner(12, 4)
+    engine = Engine(runner, small_settings(step_stall_s=0.001), Listener())
+
+    def hang() -> None:
+        runner.during = partial(check_over, may_end[1])
+        check_over(may_end[0])
+
+    runner.during = hang
+
+    async def run() -> None:
+        async with open_scene(stall_s=STALL_S) as scene:
+            guarding = asyncio.create_task(guard_threads(engine, scene.memory))
+            engine.add(spec_of("a", [5, 6, 7], max_tokens=8))
+            await wait_for(lambda: not engine.is_healthy)
+            assert not (await asyncio.wait((guarding,), timeout=2 * LOOK_S))[0]
+            may_end[0].set()
+            with pytest.raises(InternalFault, match="a step takes over"):
+                await guarding
+            assert len(runner.batches) == 1
+
+    with EngineThread(engine):
+        try:
+            asyncio.run(run())
+        finally:
+            for event in may_end:
+                event.set()
+
+
+def check_over(event: threading.Event) -> None:
+    assert event.wait(LIMIT_S)
