@@ -8,5 +8,6 @@ lives, ourselves among them); what an operator sees, `metrics`, `admin` (on an `
 the JSON of errors), `tracing`, `status`, `route`, and what one says, by `worker_ask` or in the directory:
 `orders`, `drain`, `role`; who says it by itself, the `planner`; what an answer may be, `grammars`; what
 starts it all, `models`, `child`, `asked_child` with `pipe_messages`, `servers` with `etcd_endpoint`,
-`environment`, `launcher`, `entry`, `cli`; and what it is shown and measured by, `demo` and `replay`.
+`environment`, `launcher`, `entry`, `cli` (whose commands use `console` and `patience`); and what it is shown
+and measured by, `demo` and `replay`.
 """
