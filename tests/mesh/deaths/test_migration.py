@@ -72,9 +72,11 @@ def migrating(mesh: MortalMesh) -> Iterator[Killer]:
 
 
 def is_refused(reading: Reading) -> bool:
-    """Told at once to come again, as whoever comes while NATS is away: nothing of it had begun."""
+    """Told at once to come again, as whoever comes while NATS is away, or before the routers are back on it:
+    nothing of it had begun."""
     said = "".join(reading.faults)
-    return reading.status == 503 and '"code":"disconnected"' in said and not reading.pieces
+    is_told = '"code":"disconnected"' in said or '"code":"no_responder"' in said
+    return reading.status == 503 and is_told and not reading.pieces
 
 
 @pytest.mark.slow
