@@ -33,7 +33,8 @@ from services.asked_child import AskedChild, start_asked_child
 log = logging.getLogger(__name__)
 
 _MODULE = "frontend.text.tokenize_child"
-_NICENESS = 10
+_NICENESS = 5
+"""A third of anybody's share: whoever wakes has the core at once, and on a full machine long prompts go on."""
 _replies = msgspec.msgpack.Decoder(Reply)
 
 
