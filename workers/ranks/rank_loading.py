@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from proto.errors import InternalFault
-from proto.layout import PoolLayout
 from services.logs import LogSettings
 from workers.engine.host_memory import HostMemory
 from workers.engine.torch_loading import LoadedShare, RankMemory, load_share, plan_blocks
@@ -46,26 +44,28 @@ def load_ranked_runner(folder: Path, settings: TorchSettings, crew: Crew, around
     for rank, link in enumerate(crew.links, 1):
         link.send(_load_order(folder, settings, grid, rank, rendezvous, around))
     loaded = load_rank(folder, grid, 0, settings_of(settings, grid, 0))
-    pool_NLKGPD, others = _allocate(loaded, settings.pool, crew)
-    exchange = _meet(crew, rendezvous, loaded.device, around.stall_s)
+    num_blocks = _agree(loaded, settings.pool, crew)
+    pool_NLKGPD = loaded.allocate(num_blocks)
+    others = [ready.pool for ready in crew.gather(Ready)]
+    exchange = _meet(crew, rendezvous, loaded, around.stall_s)
     own = TorchRunner(loaded.page(make_stage(loaded, grid, exchange), pool_NLKGPD))
     runner = RankedRunner(own, others, crew)
     warm_up(runner)
     return runner
 
 
-def _allocate(loaded: LoadedShare, size: PoolSize, crew: Crew) -> tuple[torch.Tensor, list[PoolLayout]]:
-    """The leader's pool, and those of the followers: of as many blocks as every rank has room for."""
+def _agree(loaded: LoadedShare, size: PoolSize, crew: Crew) -> int:
+    """As many blocks as every rank has room for, which the followers make their pools of from now on."""
     others = [_memory_of(each) for each in crew.gather(Loaded)]
     num_blocks = plan_blocks(size, [loaded.measure(), *others])
     crew.send_all(Allocate(num_blocks))
-    return loaded.allocate(num_blocks), [ready.pool for ready in crew.gather(Ready)]
+    return num_blocks
 
 
-def _meet(crew: Crew, rendezvous: Path, device: torch.device, stall_s: float) -> Exchange:
+def _meet(crew: Crew, rendezvous: Path, loaded: LoadedShare, stall_s: float) -> Exchange:
     """The leader's exchange, for as long as the crew lives."""
     try:
-        return crew.keep(open_exchange(crew.grid, 0, rendezvous, device, stall_s))
+        return crew.keep(open_exchange(crew.grid, 0, rendezvous, loaded.device, stall_s))
     except RanksApart as error:
         raise InternalFault(reason=str(crew.find_cause(error))) from error
 

@@ -15,6 +15,7 @@ from proto.roles import DrainMode
 from services.bus import Bus, BusSettings, open_bus
 from services.drain import wait_drained
 from services.liveness import BeatSettings, watch_beats
+from services.patience import open_wait
 from services.worker_ask import ask_worker
 from tests.mesh.equality.asking import Heard, ask
 from tests.mesh.equality.cells import Delivery
@@ -75,6 +76,7 @@ async def wait_busy(bus: Bus, ns: str) -> str:
 async def ask_and_drain(pair: RunningMesh, table: list[Expected]) -> list[Heard]:
     """All rows at once; who has some of them is drained, and takes work again afterwards."""
     (model,) = pair.models()
+    told: list[str] = []
     deliveries = [Delivery.STREAMED, Delivery.WHOLE, Delivery.STREAMED]
 
     async def ask_one(http: httpx.AsyncClient, expected: Expected, delivery: Delivery) -> Heard:
@@ -93,7 +95,8 @@ async def ask_and_drain(pair: RunningMesh, table: list[Expected]) -> list[Heard]
         worker = await wait_busy(bus, pair.file.namespace)
         drain = Drain(DrainMode.MOVE, LIMIT_S)
         await ask_worker(bus, pair.file.namespace, worker, drain, Done, LIMIT_S)
-        await wait_drained(bus, pair.file.namespace, worker, LIMIT_S)
+        async with open_wait(told.append, "") as wait:
+            await wait_drained(bus, pair.file.namespace, worker, LIMIT_S, wait)
         await ask_worker(bus, pair.file.namespace, worker, Undrain(), Done, LIMIT_S)
         return [await each for each in asking]
 
