@@ -125,14 +125,14 @@ def test_a_running_sequence_moves_with_its_kv_and_its_tokens_are_those_of_one_wo
 
 def test_a_sequence_in_mid_prefill_moves_with_what_is_computed(pair: Pair) -> None:
     async def body(client: Client) -> None:
-        prompt = random_prompt(600, 61)
+        prompt = random_prompt(900, 61)
         stream = await client.begin("source", prompt, max_tokens=30)
-        await client.wait_report("source", lambda report: 0 < report.waiting_tokens < 500)
+        await client.wait_report("source", lambda _: is_in_mid_prefill(client))
         before = pair.taker.metric("kvmesh_computed_tokens")
         moved = await pair.move(client, stream, prompt, max_tokens=30)
         assert moved.offset == 0
         tokens = await relieve_first(client, stream, moved)
-        assert pair.taker.metric("kvmesh_computed_tokens") - before < 600 + 30 - 100
+        assert pair.taker.metric("kvmesh_computed_tokens") - before < 900 + 30 - 100
         assert tokens == (await client.generate("taker", prompt, max_tokens=30)).tokens
         await client.wait_rest("source", "taker")
 
@@ -164,6 +164,7 @@ def test_a_prompt_whose_tokens_are_to_be_told_of_moves_in_its_middle_and_they_ar
 
 
 def is_in_mid_prefill(client: Client) -> bool:
+    """Of 900 tokens. Reports come five times in a second: most of it is long enough for some."""
     report = client.reports.get("source")
     return report is not None and 0 < report.waiting_tokens < 800
 
