@@ -13,6 +13,8 @@ from tests.mesh.pairings import PAIRINGS, PP2, TP2, TP2_PP2, TP8
 from tests.mesh.running_mesh import RunningMesh, run_mesh
 from workers.ranks.grid import Grid
 
+pytestmark = pytest.mark.timeout(600)
+
 READY_S = 120.0
 ALONE = {"TP2 alone": TP2, "PP2 alone": PP2, "TP2xPP2 alone": TP2_PP2, "each head twice, alone": TP8}
 """Decode workers that prefill all themselves."""
