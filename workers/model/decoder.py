@@ -11,6 +11,7 @@ from workers.model.config import ModelConfig
 from workers.model.pool_rows import PoolRows
 from workers.model.rope import RopeTurns, rope_frequencies
 from workers.model.weights import LayerWeights, Weights
+from workers.model.workspace import Workspace
 
 
 class Decoder:
@@ -60,18 +61,17 @@ class Decoder:
         soon as the KV of that layer, by its number here, is on its way there: on a device with a queue of its
         own, whoever reads the pool from elsewhere has to wait for that queue first.
         """
-        pool = PoolRows(pool_NLKGPD)
-        attention = PagedAttention(batch, pool, self.config.num_heads, self.config.windows)
+        work = Workspace(self.config, len(x_TM), self.dtype, x_TM.device)
+        attention = PagedAttention(batch, PoolRows(pool_NLKGPD), work.q_THD, self.config.windows)
         scale = self.config.rope.attention_factor
         turns = RopeTurns(batch.positions_T, self._frequencies, scale, self.dtype)
         for index, layer in enumerate(self._weights.layers):
-            qkv_TXD = self._project(layer, x_TM, turns)
-            attention.write(index, qkv_TXD[:, self.config.num_heads :])
+            _project(layer, x_TM, turns, work)
+            attention.write(index, work.kv_TXD)
             if on_layer is not None:
                 on_layer(index)
-            answer_THD = attention.attend(index, qkv_TXD[:, : self.config.num_heads])
-            layer.output.add_to(x_TM, answer_THD.flatten(1))
-            _add_feed_forward(layer, x_TM)
+            layer.output.add_to(x_TM, attention.attend(index))
+            _add_feed_forward(layer, x_TM, work)
 
     def read_out(self, x_TM: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """The logits of the wanted tokens."""
@@ -79,21 +79,21 @@ class Decoder:
         assert head is not None
         return head.projection(head.norm(x_TM.index_select(0, batch.logit_rows_B))).float()
 
-    def _project(self, layer: LayerWeights, x_TM: torch.Tensor, turns: RopeTurns) -> torch.Tensor:
-        """All heads of each token, queries then keys then values; queries and keys turned by position."""
-        config = self.config
-        qkv_TX = layer.qkv(layer.input_norm(x_TM))
-        qkv_TXD = qkv_TX.view(x_TM.shape[0], -1, config.head_dim)
-        turned_TXD = qkv_TXD[:, : config.num_heads + config.num_kv_heads]
-        if layer.qk_norm is not None:
-            turned_TXD.copy_(layer.qk_norm(turned_TXD))
-        turns.apply(turned_TXD)
-        return qkv_TXD
+
+def _project(layer: LayerWeights, x_TM: torch.Tensor, turns: RopeTurns, work: Workspace) -> None:
+    """All heads of each token, queries and keys turned by position.
+
+    Mutates: `work`.
+    """
+    layer.qkv.write_to(work.qkv_TX, layer.input_norm(x_TM))
+    if layer.qk_norm is not None:
+        work.turned_TXD.copy_(layer.qk_norm(work.turned_TXD))
+    turns.apply(work.turned_TXD)
 
 
-def _add_feed_forward(layer: LayerWeights, x_TM: torch.Tensor) -> None:
+def _add_feed_forward(layer: LayerWeights, x_TM: torch.Tensor, work: Workspace) -> None:
     """
-    Mutates: `x_TM`.
+    Mutates: `x_TM`, `work`.
     """
-    gate_TF, up_TF = layer.gate_up(layer.feed_forward_norm(x_TM)).chunk(2, dim=-1)
-    layer.down.add_to(x_TM, silu(gate_TF, inplace=True).mul_(up_TF))
+    layer.gate_up.write_to(work.gate_up_TF, layer.feed_forward_norm(x_TM))
+    layer.down.add_to(x_TM, silu(work.gate_TF, inplace=True).mul_(work.up_TF))

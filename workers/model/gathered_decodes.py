@@ -26,9 +26,11 @@ class GatheredDecodes:
     spoil the sum, so they are zeroed.
     """
 
-    def __init__(self, group: DecodeGroup, pool: PoolRows) -> None:
+    def __init__(self, group: DecodeGroup, q_BHD: torch.Tensor, pool: PoolRows) -> None:
         self._group = group
         self._pool = pool
+        # The query heads that share a KV head stand where a longer query would have its tokens.
+        self._q_BGRD = q_BHD.view(len(q_BHD), pool.num_kv_heads, -1, pool.head_dim)
         runs_2BGW = pool.run_rows(group.tables()).permute(2, 0, 3, 1)
         self._rows = runs_2BGW.flatten()
         self._is_padded = len(group.seen) > 1
@@ -36,10 +38,10 @@ class GatheredDecodes:
             self._mask_B11S = _mask(group, pool)[:, None, None]
             self._stale_rows = _stale_rows(group, pool)
 
-    def attend(self, layer: int, q_BHD: torch.Tensor) -> torch.Tensor:
-        num_rows, num_heads, head_dim = q_BHD.shape
+    def attend(self, layer: int) -> torch.Tensor:
+        num_rows, num_kv_heads, _, head_dim = self._q_BGRD.shape
         gathered_RX = self._pool.runs(layer).index_select(0, self._rows)
-        kv_2BGSD = gathered_RX.view(2, num_rows, self._pool.num_kv_heads, -1, head_dim)
+        kv_2BGSD = gathered_RX.view(2, num_rows, num_kv_heads, -1, head_dim)
         mask_B11S = None
         if self._is_padded:
             gathered_RX.view(-1, head_dim).index_fill_(0, self._stale_rows, 0.0)
@@ -47,10 +49,10 @@ class GatheredDecodes:
         else:
             (seen,) = self._group.seen
             kv_2BGSD = kv_2BGSD[:, :, :, seen.hidden : seen.context]
-        # The query heads that share a KV head stand where a longer query would have its tokens.
-        q_BGRD = q_BHD.view(num_rows, self._pool.num_kv_heads, -1, head_dim)
-        answer = scaled_dot_product_attention(q_BGRD, kv_2BGSD[0], kv_2BGSD[1], attn_mask=mask_B11S)
-        return answer.reshape(num_rows, num_heads, head_dim)
+        answer_BGRD = scaled_dot_product_attention(
+            self._q_BGRD, kv_2BGSD[0], kv_2BGSD[1], attn_mask=mask_B11S
+        )
+        return answer_BGRD.flatten(1)
 
 
 def _mask(group: DecodeGroup, pool: PoolRows) -> torch.Tensor:

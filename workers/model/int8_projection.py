@@ -76,6 +76,12 @@ class Int8Projection:
             y_TO = y_TO.add_(self._bias_O)
         return y_TO.to(x_TI.dtype)
 
+    def write_to(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
+        if self._bias_O is not None:
+            y_TO.copy_(self(x_TI))
+        else:
+            torch.mul(*self._multiply(x_TI), out=y_TO)
+
     def add_to(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
         if self._bias_O is not None or y_TO.dtype != _OUT:
             y_TO.add_(self(x_TI))

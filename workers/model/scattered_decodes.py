@@ -25,11 +25,12 @@ def can_read_scattered(pool: PoolRows) -> bool:
 class ScatteredDecodes:
     """One group of a step. A shorter context is padded with its own first place, at no weight."""
 
-    def __init__(self, group: DecodeGroup, num_heads: int, pool: PoolRows) -> None:
+    def __init__(self, group: DecodeGroup, q_BHD: torch.Tensor, pool: PoolRows) -> None:
         self._pool = pool
+        self._q_BHD = q_BHD
         self._scale = pool.head_dim**-0.5
         rows_BGS, is_past_BS = _seen_rows(group, pool)
-        num_sharing = num_heads // pool.num_kv_heads
+        num_sharing = q_BHD.shape[1] // pool.num_kv_heads
         # The queries that share a KV head follow one another: what the first has read is near for the others.
         rows_BHS = rows_BGS.repeat_interleave(num_sharing, dim=1)
         num_places = rows_BHS.shape[-1]
@@ -43,23 +44,23 @@ class ScatteredDecodes:
             torch.arange(0, len(self._rows_Y) + 1, num_places, device=group.device),
             self._rows_Y,
             torch.zeros(len(self._rows_Y), dtype=pool.dtype, device=group.device),
-            size=(len(self._firsts_Q), len(pool.keys(0))),
+            size=(len(self._firsts_Q), pool.num_seen),
             device=group.device,
             check_invariants=False,
         )
         self._scores_BHS = self._scores_QR.values().view_as(rows_BHS)
 
-    def attend(self, layer: int, q_BHD: torch.Tensor) -> torch.Tensor:
-        q_QD, k_RD, v_RD = q_BHD.flatten(0, 1), self._pool.keys(layer), self._pool.values(layer)
+    def attend(self, layer: int) -> torch.Tensor:
+        q_QD, k_DR, v_RD = self._q_BHD.flatten(0, 1), self._pool.keys_DR[layer], self._pool.values_RD[layer]
         torch.sparse.sampled_addmm(
-            self._scores_QR, q_QD, k_RD.t(), beta=0.0, alpha=self._scale, out=self._scores_QR
+            self._scores_QR, q_QD, k_DR, beta=0.0, alpha=self._scale, out=self._scores_QR
         )
         scores_BHS = self._scores_BHS if self._mask_B1S is None else self._scores_BHS + self._mask_B1S
         weights_BHS = scores_BHS.softmax(dim=-1)
         answer_QD, *_ = torch.embedding_bag(
             v_RD, self._rows_Y, self._firsts_Q, per_sample_weights=weights_BHS.view(-1)
         )
-        return answer_QD.view_as(q_BHD)
+        return answer_QD.view(len(self._q_BHD), -1)
 
 
 def _seen_rows(group: DecodeGroup, pool: PoolRows) -> tuple[torch.Tensor, torch.Tensor | None]:

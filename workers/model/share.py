@@ -42,6 +42,7 @@ class Share(msgspec.Struct, frozen=True):
             num_layers=self.layers.num_layers,
             num_heads=self.heads.num,
             num_kv_heads=self.kv_heads.num,
+            feed_forward_size=self.feed_forward.num,
             windows=config.windows[self.layers.first : self.layers.end],
         )
 

@@ -10,7 +10,7 @@ import torch
 from workers.model.config import ModelConfig
 from workers.model.head_projection import project_head
 from workers.model.norm import RmsNorm
-from workers.model.projection import FullProjection, Projection
+from workers.model.projection import FullProjection, Projection, WritingProjection
 from workers.model.shards import HEADER_LENGTH_BYTES, Piece, Shards, find_shards, read_header_bytes
 from workers.model.share import Run, Share, whole_of
 from workers.model.weight_memory import WeightMemory
@@ -18,7 +18,7 @@ from workers.model.weight_memory import WeightMemory
 _EDGE_BYTES = 65_536
 
 
-Quantize = Callable[[torch.Tensor, torch.Tensor | None], Projection]
+Quantize = Callable[[torch.Tensor, torch.Tensor | None], WritingProjection]
 """Makes the projection of a matrix and its bias, both in float32, in fewer bits."""
 
 
@@ -28,11 +28,11 @@ class LayerWeights:
     gate, then the up projection. `qk_norm` has weights for each query and key head."""
 
     input_norm: RmsNorm
-    qkv: Projection
+    qkv: WritingProjection
     qk_norm: RmsNorm | None
     output: Projection
     feed_forward_norm: RmsNorm
-    gate_up: Projection
+    gate_up: WritingProjection
     down: Projection
 
 
@@ -135,7 +135,7 @@ class _Reader:
     def _tensor(self, name: str) -> torch.Tensor:
         return self._shards.read_fused([Piece(name)], self._dtype)
 
-    def _outputs(self, parts: Sequence[tuple[str, Run]], *, has_bias: bool) -> Projection:
+    def _outputs(self, parts: Sequence[tuple[str, Run]], *, has_bias: bool) -> WritingProjection:
         """These rows of the matrices, one under another, as one."""
         weights = [Piece(f"{name}.weight", _cut(run)) for name, run in parts]
         biases = [Piece(f"{name}.bias", _cut(run)) for name, run in parts]
@@ -148,7 +148,7 @@ class _Reader:
             weights, [Piece(f"{name}.bias")] if has_bias and self._share.adds_biases else None
         )
 
-    def _projection(self, weights: list[Piece], biases: list[Piece] | None) -> Projection:
+    def _projection(self, weights: list[Piece], biases: list[Piece] | None) -> WritingProjection:
         dtype = self._dtype if self._quantize is None else torch.float32
         weight_OI = self._shards.read_fused(weights, dtype)
         bias_O = self._shards.read_fused(biases, dtype) if biases is not None else None

@@ -30,8 +30,8 @@ def naive_answer(
     return torch.stack(answers)
 
 
-def decode_both_ways(group: DecodeGroup, pool: PoolRows) -> list[Decodes]:
-    return [ScatteredDecodes(group, HEADS, pool), GatheredDecodes(group, pool)]
+def decode_both_ways(group: DecodeGroup, q_BHD: torch.Tensor, pool: PoolRows) -> list[Decodes]:
+    return [ScatteredDecodes(group, q_BHD, pool), GatheredDecodes(group, q_BHD, pool)]
 
 
 @pytest.mark.parametrize("window", [None, 11])
@@ -53,11 +53,12 @@ def test_each_sequence_finds_what_it_sees_and_nothing_else(
         chunks.append(Chunk([7], length - 1, blocks, 1))
     (group,) = plan_reach(build_batch(chunks, BLOCK_SIZE, CPU), window, None).decodes
     pool = PoolRows(pool_NLKGPD)
-    for decodes in decode_both_ways(group, pool):
+    q_BHD = torch.empty(len(chunks), HEADS, HEAD_DIM)
+    for decodes in decode_both_ways(group, q_BHD, pool):
         for layer in range(NUM_LAYERS):
-            q_BHD = torch.randn((len(chunks), HEADS, HEAD_DIM), generator=draw)
+            q_BHD.normal_(generator=draw)
             expected = [
                 naive_answer(pool_NLKGPD, layer, q_HD, chunk, window)
                 for q_HD, chunk in zip(q_BHD, chunks, strict=True)
             ]
-            torch.testing.assert_close(decodes.attend(layer, q_BHD), torch.stack(expected))
+            torch.testing.assert_close(decodes.attend(layer), torch.stack(expected).flatten(1))

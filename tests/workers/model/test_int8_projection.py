@@ -33,8 +33,11 @@ def test_answers_are_those_of_the_whole_matrix_but_for_rounding(
 ) -> None:
     bias_O = torch.linspace(-2, 2, NUM_OUT)
     x_TI = numbers(count).to(dtype).repeat(1, 2)[:, :NUM_IN]  # half of wider rows, as a gate is
-    found_TO = project(matrix, bias_O)(x_TI)
+    small = project(matrix, bias_O)
+    found_TO = small(x_TI)
     assert found_TO.dtype == dtype
+    small.write_to(written_TO := torch.empty_like(found_TO), x_TI)
+    assert written_TO.equal(found_TO)
     error_TO = found_TO.float() - linear(x_TI.float(), matrix, bias_O)
     assert error_TO.square().mean().sqrt() < 0.015  # of answers of about 1 around the bias
 

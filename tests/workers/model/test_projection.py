@@ -1,4 +1,4 @@
-"""Whole matrices multiply, and add to what is there, as torch's linear does."""
+"""Whole matrices multiply, write where they are told, and add to what is there, as torch's linear does."""
 
 import pytest
 import torch
@@ -17,8 +17,11 @@ def test_rows_are_multiplied_and_added(count: int, dtype: torch.dtype) -> None:
         return torch.randn(shape, generator=draw).to(dtype)
 
     weight_OI, bias_O, x_TI, y_TO = numbers(7, 6), numbers(7), numbers(count, 12)[:, :6], numbers(count, 7)
-    check(FullProjection(weight_OI.t(), bias_O), x_TI, y_TO, linear(x_TI, weight_OI, bias_O))
-    check(FullProjection(weight_OI.t(), None), x_TI, y_TO, linear(x_TI, weight_OI))
+    for bias in (bias_O, None):
+        full, expected_TO = FullProjection(weight_OI.t(), bias), linear(x_TI, weight_OI, bias)
+        check(full, x_TI, y_TO, expected_TO)
+        full.write_to(y_TO, x_TI)
+        torch.testing.assert_close(y_TO, expected_TO)
     check(project_head(weight_OI), x_TI, y_TO, linear(x_TI, weight_OI))
 
 
