@@ -76,7 +76,7 @@ def _try_size(settings: TransferSettings, pools: tuple[PoolLayout, ...]) -> Stag
 
 @asynccontextmanager
 async def _open_own(tools: MemoryTools, opening: OpenTransfers, pool: PoolLayout) -> AsyncIterator[OwnRank]:
-    with open_rank(opening.agent, pool, opening.parameters, opening.staging) as opened:
+    with open_rank(opening.agent, pool, opening.parameters, opening.staging, opening.stall_s) as opened:
         note_moved = partial(tools.moved.note, 0)
         transfers = TransferThread(opened.transport, tools.on_landing, note_moved, opening.stall_s)
         async with transfers.running() as agent:

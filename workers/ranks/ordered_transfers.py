@@ -84,21 +84,25 @@ class OrderedTransfers:
 
     async def _serve(self, order: OpenTransfers) -> None:
         try:
-            with open_rank(order.agent, self._pool, order.parameters, order.staging) as opened:
+            with open_rank(order.agent, self._pool, order.parameters, order.staging, order.stall_s) as opened:
                 transport = opened.transport
                 transfers = TransferThread(transport, _hear_landing, self._note_moved, order.stall_s)
                 async with transfers.running() as agent:
                     self._listen(transfers, opened.hidden)
                     self._send(TransfersOpen(agent))
-                    await self._tell_of_ailments(transfers)
+                    await self._tell_of_ailments(transfers, opened.hidden)
         except KvmeshError as error:
             self._send(TransfersFailed(to_fault(error)))
+        except Exception as error:  # else the leader would wait for ever for word of it
+            log.exception("transfers have ended")
+            self._send(TransfersFailed(to_fault(InternalFault(reason=type(error).__name__))))
 
-    async def _tell_of_ailments(self, transfers: TransferThread) -> None:
+    async def _tell_of_ailments(self, transfers: TransferThread, hidden: HiddenPool | None) -> None:
         """Until the end: whenever they are otherwise than the leader was told."""
         told = TransfersAil("", "")
         while not await asyncio.to_thread(self._ended.wait, LOOK_S):
-            now = TransfersAil(transfers.fault, transfers.ailment)
+            hung = "" if hidden is None else hidden.ailment()
+            now = TransfersAil(transfers.fault, transfers.ailment or hung)
             if now != told:
                 self._send(now)
                 told = now

@@ -1,5 +1,6 @@
 """A thread for copies that somebody awaits: what has landed in staging, what a reader shall find there."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -11,10 +12,16 @@ from workers.transfer.transfers import OnDone
 
 
 class Carrier:
-    """For the life of its context `carry` may be called from any thread; `on_done` comes in the carrier's."""
+    """For the life of its context `carry` may be called from any thread; `on_done` comes in the carrier's.
 
-    def __init__(self, copies: OwnCopies) -> None:
+    A copy that takes longer than `stall_s` has hung with its device: nothing can call it back, and the end of
+    the context does not wait for it.
+    """
+
+    def __init__(self, copies: OwnCopies, stall_s: float) -> None:
         self._copies = copies
+        self._stall_s = stall_s
+        self._began_s: float | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="staging")
 
     def __enter__(self) -> Self:
@@ -23,7 +30,14 @@ class Carrier:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.shutdown()
+        self._thread.shutdown(wait=not self.ailment)
+
+    @property
+    def ailment(self) -> str:
+        """That the copy which is being made has hung; empty while all is well."""
+        began_s = self._began_s
+        age_s = 0.0 if began_s is None else time.monotonic() - began_s
+        return f"a copy to or from staging has not ended for {age_s:.0f} s" if age_s > self._stall_s else ""
 
     def carry(self, copies: Copies, on_done: OnDone) -> None:
         """One after the other, in the order of the calls."""
@@ -34,8 +48,11 @@ class Carrier:
 
     def _carry(self, copies: Copies, on_done: OnDone) -> None:
         fault: KvmeshError | None = None
+        self._began_s = time.monotonic()
         try:
             self._copies.copy(copies)
         except KvmeshError as error:
             fault = error
+        finally:
+            self._began_s = None
         on_done(fault)

@@ -1,5 +1,6 @@
 """How a rank's pool is opened to peers: as it is, or behind staging."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,9 +26,15 @@ class OpenedRank:
 
 @contextmanager
 def open_rank(
-    agent: str, pool: PoolLayout, parameters: Mapping[str, str], size: StagingSize | None
+    agent: str,
+    pool: PoolLayout,
+    parameters: Mapping[str, str],
+    size: StagingSize | None,
+    stall_s: float = math.inf,
 ) -> Iterator[OpenedRank]:
     """The transport is for who drives it to open. Args: `size` of its staging; None: peers reach the pool.
+
+    Units: a copy between the pool and its staging counts as hung after `stall_s`.
 
     Raises:
         InvalidSetting: there is no memory for staging.
@@ -42,8 +49,8 @@ def open_rank(
         raise InvalidSetting(setting="transfer.staging_mib", reason=str(error)) from error
     copies = _copies(staging)
     transport = StagedTransport(NixlTransport(agent, staging.region, parameters), staging, copies)
-    with Carrier(copies) as carrier:
-        yield OpenedRank(transport, HiddenPool(pool, carrier.carry))
+    with Carrier(copies, stall_s) as carrier:
+        yield OpenedRank(transport, HiddenPool(pool, carrier.carry, lambda: carrier.ailment))
 
 
 def _copies(staging: Staging) -> OwnCopies:

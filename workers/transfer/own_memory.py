@@ -14,10 +14,12 @@ from workers.transfer.transfers import OnDone, Transfers
 @dataclass(frozen=True, slots=True)
 class HiddenPool:
     """A pool that peers do not see: what they see is staging, and `carry` copies between the two. It may be
-    called from any thread, and calls back in another."""
+    called from any thread, and calls back in another. `ailment` tells of a copy that has hung, if those who
+    move the rank's KV do not."""
 
     pool: PoolLayout
     carry: Callable[[Copies, OnDone], None]
+    ailment: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,11 @@ class OwnRank:
     @property
     def pool(self) -> PoolLayout:
         return self.agent.pool if self.hidden is None else self.hidden.pool
+
+    @property
+    def ailment(self) -> str:
+        """See `Transfers`; a copy between the pool and its staging counts as one."""
+        return self.transfers.ailment or ("" if self.hidden is None else self.hidden.ailment())
 
 
 class OwnMemory:
@@ -91,8 +98,8 @@ class OwnMemory:
 
     @property
     def ailment(self) -> str:
-        """`fault`, or that what was posted by a rank does not end."""
-        return self._of_ranks([rank.transfers.ailment for rank in self.ranks])
+        """`fault`, or that what was posted by a rank, or is copied there, does not end."""
+        return self._of_ranks([rank.ailment for rank in self.ranks])
 
     def _of_ranks(self, reasons: list[str]) -> str:
         if len(reasons) == 1:
