@@ -20,6 +20,8 @@ from tests.frontend.conftest import CONTEXT_TOKENS, MODEL, Serve, check_whole, e
 from tests.frontend.scripted_mesh import Script
 
 TEXT = "The capital of France is Paris. Übermäßig schöne Wörter: naïve 日本 👩‍👩‍👧 end."
+PATIENT_S = 100.0
+"""For a hundred requests at once, beside others who keep the machine busy."""
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -320,7 +322,8 @@ def test_models_are_listed_and_shown_and_the_page_of_routes_is_whole(
 
 
 async def _one(served_http: httpx.AsyncClient) -> str:
-    reply = await served_http.post("/v1/completions", json={"model": MODEL, "prompt": "Hello"})
+    body = {"model": MODEL, "prompt": "Hello"}
+    reply = await served_http.post("/v1/completions", json=body, timeout=PATIENT_S)
     assert reply.status_code == 200, reply.text
     text: str = reply.json()["choices"][0]["text"]
     return text
@@ -331,7 +334,7 @@ def test_a_hundred_at_once_get_each_its_own_answer(serve: Serve, tokenizer_json:
         async with serve({"w0": Script(says(TEXT, tokenizer_json))}) as served:
             texts = await asyncio.gather(*(_one(served.http) for _ in range(100)))
             worker = served.mesh.workers["w0"]
-            await worker.wait_until(lambda: len(set(worker.acknowledged)) == 100)
+            await worker.wait_until(lambda: len(set(worker.acknowledged)) == 100, PATIENT_S)
         assert set(texts) == {TEXT}
 
     uvloop.run(body())
