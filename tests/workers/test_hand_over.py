@@ -71,6 +71,13 @@ def pair(
         fleet.close()
 
 
+@pytest.fixture(scope="module")
+def slow_pair(pair: Pair, tiny: Path) -> Pair:
+    """The source takes nine seconds for 900 tokens, so that whoever is late finds it in their midst."""
+    slow = SimulatedModel(step_s=STEP_S, prefill_token_s=0.01, first_token=10, num_tokens=400)
+    return Pair(pair.fleet, start(pair.fleet, tiny, "slow", simulated=slow), pair.taker)
+
+
 def start(fleet: Fleet, model: Path, name: str, **settings: Any) -> Worker:
     timed = SimulatedModel(step_s=STEP_S, prefill_token_s=0.001, first_token=10, num_tokens=400)
     common: dict[str, Any] = {
@@ -123,33 +130,33 @@ def test_a_running_sequence_moves_with_its_kv_and_its_tokens_are_those_of_one_wo
     run_client(torch_pair.fleet, body)
 
 
-def test_a_sequence_in_mid_prefill_moves_with_what_is_computed(pair: Pair) -> None:
+def test_a_sequence_in_mid_prefill_moves_with_what_is_computed(slow_pair: Pair) -> None:
     async def body(client: Client) -> None:
         prompt = random_prompt(900, 61)
-        stream = await client.begin("source", prompt, max_tokens=30)
-        await client.wait_report("source", lambda _: is_in_mid_prefill(client))
-        before = pair.taker.metric("kvmesh_computed_tokens")
-        moved = await pair.move(client, stream, prompt, max_tokens=30)
+        stream = await client.begin("slow", prompt, max_tokens=30)
+        await client.wait_report("slow", lambda _: is_in_mid_prefill(client))
+        before = slow_pair.taker.metric("kvmesh_computed_tokens")
+        moved = await slow_pair.move(client, stream, prompt, max_tokens=30)
         assert moved.offset == 0
         tokens = await relieve_first(client, stream, moved)
-        assert pair.taker.metric("kvmesh_computed_tokens") - before < 900 + 30 - 100
+        assert slow_pair.taker.metric("kvmesh_computed_tokens") - before < 900 + 30 - 100
         assert tokens == (await client.generate("taker", prompt, max_tokens=30)).tokens
-        await client.wait_rest("source", "taker")
+        await client.wait_rest("slow", "taker")
 
-    run_client(pair.fleet, body)
+    run_client(slow_pair.fleet, body)
 
 
 SCORED = Sampling(temperature=0.0, logprobs=1, prompt_logprobs=1)
 
 
-def test_a_prompt_whose_tokens_are_to_be_told_of_moves_in_its_middle_and_they_are(pair: Pair) -> None:
+def test_a_prompt_whose_tokens_are_to_be_told_of_moves_in_its_middle_and_they_are(slow_pair: Pair) -> None:
     """Its KV is not enough: the taker computes all of it, to have the logits."""
 
     async def body(client: Client) -> None:
         prompt, fields = random_prompt(900, 68), {"max_tokens": 10, "sampling": SCORED}
-        stream = await client.begin("source", prompt, **fields)
+        stream = await client.begin("slow", prompt, **fields)
         await client.wait(lambda: bool(stream.tokens) or is_in_mid_prefill(client), PATIENT_S)
-        moved = await pair.move(client, dataclasses.replace(stream, tokens=[]), prompt, **fields)
+        moved = await slow_pair.move(client, dataclasses.replace(stream, tokens=[]), prompt, **fields)
         await client.wait(lambda: moved.taken_over_at is not None or bool(moved.tokens), PATIENT_S)
         await client.cancel(stream)
         await client.finish(moved, PATIENT_S)
@@ -158,14 +165,14 @@ def test_a_prompt_whose_tokens_are_to_be_told_of_moves_in_its_middle_and_they_ar
         assert moved.prefilled == alone.prefilled
         assert alone.prefilled is not None
         assert len(alone.prefilled.prompt_logprobs) == 899 * record_bytes(1)
-        await client.wait_rest("source", "taker")
+        await client.wait_rest("slow", "taker")
 
-    run_client(pair.fleet, body)
+    run_client(slow_pair.fleet, body)
 
 
 def is_in_mid_prefill(client: Client) -> bool:
-    """Of 900 tokens. Reports come five times in a second: most of it is long enough for some."""
-    report = client.reports.get("source")
+    """Of 900 tokens."""
+    report = client.reports.get("slow")
     return report is not None and 0 < report.waiting_tokens < 800
 
 
