@@ -246,6 +246,17 @@ def test_a_worker_that_drains_takes_no_order_and_one_on_its_way_is_not_drained(p
     run_client(pair, body)
 
 
+def test_an_order_is_placed_as_soon_as_a_beat_has_told_of_the_role_before(pair: Fleet) -> None:
+    """The worker's card, on which an order rests, says so a moment later."""
+
+    async def body(client: Client) -> None:
+        for _ in range(10):
+            await become(client, "left", Role.PREFILL)
+            await become(client, "left", Role.DECODE)
+
+    run_client(pair, body)
+
+
 @pytest.mark.parametrize(("mode", "place"), [(DrainMode.FINISH, "remote"), (DrainMode.MOVE, "local")])
 def test_a_job_in_hand_finishes_or_goes_back_to_its_owner(pair: Fleet, mode: DrainMode, place: str) -> None:
     """It takes two seconds, longer than a job may take where work is moved."""

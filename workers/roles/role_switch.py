@@ -93,6 +93,8 @@ class RoleSwitch:
             GoElsewhere: it is leaving, or not ready yet.
             KvmeshError: as `place_order`.
         """
+        if self._stage == "announcing":  # the order rests on the card, which has yet to say what beats say
+            await self._wait_at_rest()
         order = await self._connected().place(ask)
         with suppress(TimeoutError):
             async with asyncio.timeout(NEWS_S):
@@ -102,10 +104,13 @@ class RoleSwitch:
     async def take_back(self) -> RoleProgress:
         """Raises as `services.orders.take_back`, and `GoElsewhere` as `order`."""
         await self._connected().take_back()
+        await self._wait_at_rest()
+        return self.progress()
+
+    async def _wait_at_rest(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(NEWS_S):
                 await self._at_rest.wait()
-        return self.progress()
 
     def _connected(self) -> Standing:
         if self._standing is None or self._term.state is WorkerState.LEAVING:
