@@ -250,9 +250,10 @@ def test_an_order_is_placed_as_soon_as_a_beat_has_told_of_the_role_before(pair: 
     """The worker's card, on which an order rests, says so a moment later."""
 
     async def body(client: Client) -> None:
-        for _ in range(10):
-            await become(client, "left", Role.PREFILL)
-            await become(client, "left", Role.DECODE)
+        before = (await ask_role(client, "left")).epoch
+        for number, role in enumerate(4 * (Role.PREFILL, Role.DECODE), before + 1):
+            await order(client, "left", role)
+            await wait_role(client, "left", role, number)
 
     run_client(pair, body)
 
