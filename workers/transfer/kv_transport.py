@@ -1,5 +1,6 @@
 """The contract of what the transfer thread drives: a rank's memory, registered, and posts to peers."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from proto.cards import RankAgent
@@ -11,8 +12,9 @@ from workers.transfer.transfers import Operation
 class KvTransport(Protocol):
     """Called from one thread. What `try_post` gives is its own: nobody else looks into it."""
 
-    def open(self) -> RankAgent:
-        """Register the memory; how peers reach it.
+    def open(self, wake: Callable[[], None]) -> RankAgent:
+        """Register the memory; how peers reach it. `wake` is called, in any thread, when a look is worth it
+        before it would be due.
 
         Raises:
             InvalidSetting: the library has no such parameter.
@@ -44,6 +46,7 @@ class KvTransport(Protocol):
 
         Raises:
             PeerGone: nothing of it was started: the peer is unknown or its process has ended.
+            InternalFault: likewise: a copy within the rank failed.
         """
         ...
 
@@ -52,6 +55,7 @@ class KvTransport(Protocol):
 
         Raises:
             PeerGone: it failed, and moves no more as far as can be known.
+            InternalFault: likewise, by our own fault: a copy within the rank, or a thread that has ended.
         """
         ...
 

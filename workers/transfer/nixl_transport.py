@@ -12,7 +12,7 @@ with the first but the pool. Peers know nothing of it: they are told by the same
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -54,13 +54,15 @@ class NixlTransport:
         self._agent = agent
         self._pool = pool
         self._parameters = parameters
+        self._wake: Callable[[], None] = lambda: None
         self._lines = [NixlLine(agent, pool, parameters)]
         self._ways: dict[str, _Way] = {}
         self._former: list[_Way] = []
 
-    def open(self) -> RankAgent:
-        """See `NixlAgent`."""
-        return self._lines[0].open()
+    def open(self, wake: Callable[[], None]) -> RankAgent:
+        """See `NixlAgent` and `KvTransport`."""
+        self._wake = wake
+        return self._lines[0].open(wake)
 
     def close(self) -> None:
         """See `NixlAgent`; when nothing moves any more."""
@@ -119,7 +121,7 @@ class NixlTransport:
             return None
         line = NixlLine(f"{self._agent}+{number}", self._pool, self._parameters)
         try:
-            line.open()
+            line.open(self._wake)
         except InternalFault as error:  # as where there is one port to listen on, or no link at this moment
             log.warning("there can be no further agent", extra={"reason": str(error)})
             return None

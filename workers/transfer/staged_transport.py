@@ -1,6 +1,7 @@
 """A transport for a pool that NIXL cannot reach: what is posted goes through bounce buffers of the host."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -40,9 +41,9 @@ class StagedTransport:
         self._copies = copies
         self._buffers = BounceBuffers(staging.buffers)
 
-    def open(self) -> RankAgent:
+    def open(self, wake: Callable[[], None]) -> RankAgent:
         """Peers see the staging blocks, as the pool."""
-        return msgspec.structs.replace(self._nixl.open(), pool=self._staging.blocks)
+        return msgspec.structs.replace(self._nixl.open(wake), pool=self._staging.blocks)
 
     def close(self) -> None:
         self._nixl.close()

@@ -32,12 +32,11 @@ from proto.codec import decode
 from proto.errors import InvalidRequest, KvmeshError, PeerGone, TransferFault
 from proto.jobs import Landing
 from workers.transfer.kv_transport import KvTransport
+from workers.transfer.looks import IDLE_LOOK_S, POLL_S
 from workers.transfer.nixl_agent import TransferState
 from workers.transfer.post import Post
 from workers.transfer.transfers import OnDone, OnLanding, OnMoved, Transfer
 
-POLL_S = 0.0005
-IDLE_LOOK_S = 0.05
 LINGER_S = 0.1
 CLOSE_S = 2.0
 
@@ -50,6 +49,10 @@ class _Order:
 
     carry_out: Callable[[], None]
     refuse: Callable[[], None]
+
+
+_LOOK = _Order(lambda: None, lambda: None)
+"""Makes the thread look again."""
 
 
 @dataclass(slots=True)
@@ -137,6 +140,9 @@ class TransferThread:
     def expect(self, num_leaves: int) -> None:
         self._put(_Order(lambda: self._set_expected(num_leaves), lambda: None))
 
+    def _wake(self) -> None:
+        self._orders.put(_LOOK)
+
     def _put(self, order: _Order | Transfer) -> None:
         self._orders.put(order)
         if self._has_ended.is_set():
@@ -172,7 +178,7 @@ class TransferThread:
 
     def _run(self) -> None:
         try:
-            self._opened.set_result(self._transport.open())
+            self._opened.set_result(self._transport.open(self._wake))
         except KvmeshError as error:
             self._opened.set_exception(error)
             return
@@ -226,6 +232,8 @@ class TransferThread:
     def _carry_out(self, order: _Order | Transfer) -> None:
         """In the order of the queue; but a transfer waits for those behind it that may leave with it."""
         self._busy_until_s = time.monotonic() + LINGER_S
+        if order is _LOOK:
+            return
         if isinstance(order, Transfer) and self._next is not None and self._next.try_join(order):
             return
         self._post_next()
@@ -260,7 +268,7 @@ class TransferThread:
                 self._check_age(moving)
                 return False
             moving.post.tell_moved(self._on_moved, time.monotonic() - moving.began_s)
-        except TransferFault as error:
+        except KvmeshError as error:
             fault = error
         self._transport.release(moving.posted)
         moving.post.end(fault)
@@ -277,7 +285,7 @@ class TransferThread:
             moving.posted = self._transport.try_post(
                 post.operation, post.agent, post.copies, post.remote_device
             )
-        except TransferFault as error:
+        except KvmeshError as error:
             post.end(error)
             return True
         if moving.posted is not None:
@@ -288,10 +296,12 @@ class TransferThread:
         age_s = time.monotonic() - moving.began_s
         if moving.is_stalled or age_s <= self._stall_s:
             return
-        moving.is_stalled = True
         post = moving.post
+        is_first = post.agent not in {other.post.agent for other in self._moving if other.is_stalled}
+        moving.is_stalled = True
         size = {"agent": post.agent, "num_bytes": post.num_bytes}
-        log.error("a %s has not ended after %.0f s", post.operation, age_s, extra=size)
+        level = logging.ERROR if is_first else logging.DEBUG  # one line a peer
+        log.log(level, "a %s has not ended after %.0f s", post.operation, age_s, extra=size)
         post.tell_stalled(self._stall_s)
         if moving.posted is not None:
             self._transport.note_stuck(moving.posted)

@@ -56,7 +56,9 @@ def test_a_transfer_that_does_not_end_is_an_ailment_until_it_does(monkeypatch: p
     asyncio.run(run())
 
 
-def test_a_peer_whose_connection_is_stuck_is_reached_over_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_whose_connection_is_stuck_is_reached_over_another(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Both processes are well. What is stuck stays an ailment, and may land whenever it comes to it."""
     monkeypatch.setenv("UCX_TLS", "tcp")
 
@@ -80,6 +82,7 @@ def test_a_peer_whose_connection_is_stuck_is_reached_over_another(monkeypatch: p
             await assert_works(scene, child, 3)
 
     asyncio.run(run())
+    assert [record.levelname for record in caplog.records if "not ended after" in record.message] == ["ERROR"]
 
 
 async def assert_works(scene: Scene, child: PeerProcess, block: int) -> None:

@@ -18,6 +18,10 @@ FIRST_PORT = 42_000
 LAST_PORT = 42_999
 
 
+def _sleep_on() -> None:
+    """Nobody waits for a transfer here."""
+
+
 def test_nothing_said_leaves_ucx_as_it_is() -> None:
     assert ucx_environment(TransferSettings()) == {}
     assert backend_parameters(TransferSettings()) == {}
@@ -66,7 +70,7 @@ def test_a_parameter_of_nixl_that_it_would_ignore_is_refused() -> None:
     with pytest.raises(InvalidSetting):
         backend_parameters(TransferSettings(nixl=["num_workers"]))
     with pytest.raises(InvalidSetting, match="num_workers"):
-        NixlTransport("x", MemoryPool().layout, {"num_worker": "2"}).open()
+        NixlTransport("x", MemoryPool().layout, {"num_worker": "2"}).open(_sleep_on)
 
 
 def _listen_where_told() -> None:
@@ -76,7 +80,7 @@ def _listen_where_told() -> None:
         TransferSettings(interfaces=["lo"], ports=f"{FIRST_PORT}-{LAST_PORT}", transports=["tcp"])
     )
     transport = NixlTransport("told", MemoryPool().layout)
-    transport.open()
+    transport.open(_sleep_on)
     ports = _listening_ports() - before
     transport.close()
     assert ports
@@ -99,7 +103,7 @@ def _open_over_nothing() -> None:
     """Exits with 0 when a transport that is not on this machine is an error of ours, at the opening."""
     apply_to_environment(TransferSettings(transports=["gdr_copy"]))
     try:
-        NixlTransport("nowhere", MemoryPool().layout).open()
+        NixlTransport("nowhere", MemoryPool().layout).open(_sleep_on)
     except InternalFault as error:
         assert "NIXL does not start" in str(error)
     else:
