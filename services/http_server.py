@@ -164,8 +164,22 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
+        self.servers = []
         self.server_state = self._state = _State()
         self._told = asyncio.Event()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Whatever ends it, no connection stays open that nobody serves.
+
+        Cancel: clients of open requests see the connection end.
+        """
+        try:
+            await super().serve(sockets)
+        finally:
+            for listening in self.servers:
+                listening.close()
+            for connection in list(self._state.connections):
+                connection.transport.abort()
 
     def end(self) -> None:
         self.should_exit = True

@@ -5,9 +5,12 @@ import http.client
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import pytest
+import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -133,6 +136,34 @@ def test_a_client_of_http_1_0_gets_no_chunks_but_the_end_of_its_connection() -> 
                 assert (b"content-length: 5" in head.lower()) == (path == "/whole")
 
     asyncio.run(body())
+
+
+def test_a_body_that_fails_leaves_no_client_waiting_and_no_port_taken() -> None:
+    """The server is cancelled then: open requests end with their connections, at once."""
+
+    async def hang(_: Request) -> StreamingResponse:
+        async def parts() -> AsyncIterator[str]:
+            yield "begun"
+            await asyncio.Event().wait()
+
+        return StreamingResponse(parts())
+
+    async def body() -> None:
+        app = Starlette(routes=[Route("/", hang)])
+        with pytest.raises(ZeroDivisionError):
+            async with serve_http(app, "127.0.0.1", 0, setting="test.port", drain_limit_s=60) as server:
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+                assert b"begun" in await reader.readuntil(b"begun\r\n")
+                raise ZeroDivisionError
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", server.port)
+
+    for run in (asyncio.run, uvloop.run):
+        run(body())
 
 
 def _ask(connection: http.client.HTTPConnection) -> bytes:
