@@ -33,6 +33,7 @@ ATTRIBUTES = {
     "num_tokens",
     "num_steps",
     "reason",
+    "strategy",
     "worker",
 } | TERMS
 
