@@ -6,7 +6,7 @@
 ```
 
 Over shared memory a post is copied within the call, and one thread copies through the system no faster than
-three quarters of a memcpy; two, where a core is free, at 0.7 to 1.1. The second is not waited for when more
+three quarters of a memcpy; two, where a core is free, at 0.6 to 1.1. The second is not waited for when more
 is to be posted. What is read is not shared: most of it is read once by a pair of workers, in a hand-over, and
 the first read of a peer takes 1.7 times as long where a second agent has to be connected, too.
 """
