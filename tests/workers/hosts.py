@@ -15,6 +15,7 @@ Their processes and memory are one machine's all the same: workers on them are t
 import ctypes
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -25,6 +26,7 @@ KV_LINK = "kv"
 OUR_ADDRESS = "10.213.7.1"
 _OUR_LINK = "kvmesh"
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
+_UP_S = 10.0
 _MS_REC, _MS_SLAVE = 0x4000, 0x80000
 
 
@@ -40,6 +42,7 @@ class Hosts:
 
     def mend(self) -> None:
         _run(f"ip -n {LEFT} link set {KV_LINK} up")
+        _wait_up(LEFT, KV_LINK)
 
     def drop_connections(self) -> None:
         """What is connected over TCP from one to the other dies at the left one; what comes next is well.
@@ -111,6 +114,22 @@ def _make_links() -> None:
     for host, number in ((LEFT, 9), (RIGHT, 10)):
         _run(f"ip -n {host} addr add 10.213.7.{number}/30 dev {KV_LINK}")
         _run(f"ip -n {host} link set {KV_LINK} up")
+    for host in (LEFT, RIGHT):
+        _wait_up(host, "us")
+        _wait_up(host, KV_LINK)
+
+
+def _wait_up(host: str, link: str) -> None:
+    """The kernel may take a second to find that the other end is there; until then UCX does not see the link.
+
+    Raises:
+        TimeoutError: it is not up.
+    """
+    end_s = time.monotonic() + _UP_S
+    while "state UP" not in _run(f"ip -n {host} -o link show {link}"):
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"{link} of {host} does not come up")
+        time.sleep(0.02)
 
 
 def _remove() -> None:
