@@ -196,15 +196,17 @@ class Fleet:
             worker.process.close()
 
 
-async def until(what: str, is_so: Callable[[], Awaitable[bool]], limit_s: float = LIMIT_S) -> None:
-    """Waits for what nothing announces.
+async def until(
+    what: str, is_so: Callable[[], Awaitable[bool]], limit_s: float = LIMIT_S, seen: object = ""
+) -> None:
+    """Waits for what nothing announces; `seen` is told as it is at the end, should it not have come so.
 
     Raises:
         AssertionError: not so within `limit_s`.
     """
     end_s = time.monotonic() + limit_s
     while not await is_so():
-        assert time.monotonic() < end_s, f"not within {limit_s} s: {what}"
+        assert time.monotonic() < end_s, f"not within {limit_s} s: {what}; {seen}"
         await asyncio.sleep(LOOK_S)
 
 
@@ -373,12 +375,17 @@ class Client:
         return await self.ask(worker, request, kind)
 
     async def wait_rest(self, *workers: str, limit_s: float = LIMIT_S) -> None:
-        """Until every block of the workers is free, and none lent: with no new traffic."""
+        """Until every block of the workers is free, and none lent: with no new traffic. Who fails is told
+        what is held, and where."""
+        unrest: dict[str, Holdings] = {}
 
         async def are_at_rest() -> bool:
-            return all([is_at_rest(await self.holdings(worker)) for worker in workers])
+            held = {worker: await self.holdings(worker) for worker in workers}
+            unrest.clear()
+            unrest.update({worker: it for worker, it in held.items() if not is_at_rest(it)})
+            return not unrest
 
-        await until(f"all blocks of {workers} are free", are_at_rest, limit_s)
+        await until(f"all blocks of {workers} are free", are_at_rest, limit_s, seen=unrest)
 
     async def wait_report(self, worker: str, is_so: Callable[[LoadReport], bool]) -> None:
         """Until a report of the worker that comes from now on is so."""
