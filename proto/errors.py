@@ -23,6 +23,7 @@ KvmeshError
 │   ├── GrantRefused        the owner gives no blocks for this job
 │   ├── PinLost             what was read may have changed meanwhile
 │   ├── PeerGone            the other side's memory is out of reach
+│   │   └── NothingPosted       and nothing was on its way when that was found
 │   └── LayoutMismatch      two pools cannot be converted
 ├── DeadlineExceeded    a wait ended at its deadline, 504
 └── InternalFault       a bug: 500
@@ -196,6 +197,14 @@ class PinLost(TransferFault):
 class PeerGone(TransferFault):
     code = "peer_gone"
     sentence = "the memory of {peer} is out of reach: {reason}"
+    fields = ("peer", "reason")
+
+
+class NothingPosted(PeerGone):
+    """Of what failed nothing has left: no byte of it can land, now or later."""
+
+    code = "nothing_posted"
+    sentence = "nothing was posted to {peer}: {reason}"
     fields = ("peer", "reason")
 
 

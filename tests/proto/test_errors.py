@@ -128,6 +128,7 @@ FACTS = {
     "GrantRefused": (503, True),
     "PinLost": (503, True),
     "PeerGone": (503, True),
+    "NothingPosted": (503, True),
     "LayoutMismatch": (503, False),
     "DeadlineExceeded": (504, True),
     "InternalFault": (500, False),

@@ -222,7 +222,7 @@ def test_a_read_that_is_stuck_makes_the_holder_compute_instead(across: Across) -
 def test_connections_that_have_died_cost_a_local_prefill_and_are_made_anew(
     across: Across, tiny: Path
 ) -> None:
-    """Of an owner of its own: what was written when it died stays in quarantine for the owner's life."""
+    """Nothing was on its way when they died, those of the other owners among them: no block stays behind."""
     cut_off = across.fleet.start("cut-off", Role.DECODE, tiny, host=RIGHT, **SETTINGS)
 
     async def body(client: Client) -> None:
@@ -236,6 +236,8 @@ def test_connections_that_have_died_cost_a_local_prefill_and_are_made_anew(
         assert stream.final.prefill == "local"
         await assert_right(client, stream, 30)
         await wait_resumed(client, 4000, "cut-off")
+        await wait_resumed(client, 4500)
+        await client.wait_rest("cut-off", "decode", "patient", "prefill")
 
     try:
         run_client(across, body)

@@ -189,14 +189,14 @@ class HeldJob:
     async def _end_grant(self, granted: Granted, peer: Peer, push: Push) -> None:
         """Once nothing is on its way any more, the blocks are the owner's again.
 
-        A write that failed proves nothing: its bytes may lie in a buffer of the owner's host. Such a grant
-        stays in quarantine there until one of the two processes ends. One that is stuck is waited for here,
-        and not by the owner.
+        A write that was posted and failed proves nothing: its bytes may lie in a buffer of the owner's host.
+        Such a grant stays in quarantine there until one of the two processes ends. One that is stuck is
+        waited for here, and not by the owner.
         """
         if push.is_stalled:
             await self._tell_owner(GiveUp(self.job.job, "a write is stuck"))
         await push.wait_settled()
-        if push.has_failed:
+        if push.may_land_late:
             self._tools.peers.part(peer)
             self._tools.held.doubt(granted.grant, peer.card.processes)
             await self._tell_owner(GiveUp(self.job.job, "a write failed"))

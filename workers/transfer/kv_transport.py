@@ -45,8 +45,9 @@ class KvTransport(Protocol):
         is no room for it now, and nothing was started.
 
         Raises:
-            PeerGone: nothing of it was started: the peer is unknown or its process has ended.
-            InternalFault: likewise: a copy within the rank failed.
+            NothingPosted: the peer is unknown, or nothing can be sent to it any more.
+            PeerGone: it failed in the midst; some of it may land.
+            InternalFault: nothing of it was started: a copy within the rank failed.
         """
         ...
 
@@ -54,7 +55,7 @@ class KvTransport(Protocol):
         """How far it is. `DONE` means that the bytes lie at the target.
 
         Raises:
-            PeerGone: it failed, and moves no more as far as can be known.
+            PeerGone: it failed, and moves no more as far as can be known; not at all, if `NothingPosted`.
             InternalFault: likewise, by our own fault: a copy within the rank, or a thread that has ended.
         """
         ...

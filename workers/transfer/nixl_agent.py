@@ -2,9 +2,16 @@
 
 No two threads call it at once (see `nixl_transport`): the agent does no locking of its own, and a post over
 shared memory copies inside the call.
+
+A connection that dies while nothing moves is known to be dead once the agent has looked at it, and what is
+posted to it then is refused whole. But the library tells alike of what it refused and of what failed in the
+midst of a post, whose bytes may land. So what is posted after a while of quiet follows a look and a sign
+of life: what is refused by then is `NothingPosted`, and between these two and the post nothing is driven.
+Source: NIXL's `ucx_utils.cpp` (`checkTxState`; the state changes in the error handler, when UCX is driven).
 """
 
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
@@ -13,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from proto.cards import RankAgent
-from proto.errors import InternalFault, InvalidSetting, PeerGone
+from proto.errors import InternalFault, InvalidSetting, NothingPosted, PeerGone
 from proto.layout import PoolLayout
 from workers.transfer.copy_plan import Copies
 from workers.transfer.transfers import Operation
@@ -32,6 +39,10 @@ NIXL_ERRORS: tuple[type[Exception], ...] = tuple(
     if name.endswith("Error") and isinstance(found := getattr(nixl_bindings, name), type)
 )
 OPEN_ERRORS: tuple[type[Exception], ...] = (*NIXL_ERRORS, RuntimeError)
+_SIGN_OF_LIFE = b"\0"
+"""A notice that says nothing, and that nobody is told of."""
+QUIET_S = 0.01
+"""Since something was done, until the next post gives a sign of life, which costs some 30 microseconds."""
 
 
 class TransferState(Enum):
@@ -54,6 +65,8 @@ class NixlAgent:
         self._parameters = parameters or {}
         self._agent: Any = None
         self._registered: Any = None
+        self._notices: list[bytes] = []
+        self._done_s: dict[str, float] = {}
 
     def open(self) -> RankAgent:
         """Create the agent and register the pool.
@@ -96,6 +109,7 @@ class NixlAgent:
 
     def remove_peer(self, agent: str) -> None:
         """Forget a peer, gone or not."""
+        self._done_s.pop(agent, None)
         try:
             self._agent.remove_remote_agent(agent)
         except NIXL_ERRORS as error:
@@ -107,7 +121,8 @@ class NixlAgent:
         The source of a copy is local for a WRITE and remote for a READ.
 
         Raises:
-            PeerGone: the peer is unknown or its process has ended.
+            NothingPosted: the peer is unknown, or nothing can be sent to it any more.
+            PeerGone: it failed in the midst; some of it may land.
         """
         local_column, remote_column = (0, 1) if operation == "WRITE" else (1, 0)
         try:
@@ -117,10 +132,20 @@ class NixlAgent:
                 self._descriptors(copies.table, remote_column, remote_device),
                 agent,
             )
+            self._check_alive(agent)
+        except NIXL_ERRORS as error:
+            raise NothingPosted(peer=agent, reason=str(error)) from error
+        try:
             self._agent.transfer(handle)
         except NIXL_ERRORS as error:
             raise PeerGone(peer=agent, reason=str(error)) from error
         return handle
+
+    def _check_alive(self, agent: str) -> None:
+        """Right before a post. Raises what the library does of a connection that is known to be dead."""
+        if time.monotonic() - self._done_s.get(agent, 0.0) >= QUIET_S:
+            self._notices += self._look()
+            self._agent.send_notif(agent, _SIGN_OF_LIFE)
 
     def check(self, agent: str, handle: Any) -> TransferState:
         """How far a posted transfer is. `DONE` means that the bytes lie at the target.
@@ -134,7 +159,10 @@ class NixlAgent:
             raise PeerGone(peer=agent, reason=str(error)) from error
         if state == "ERR":
             raise PeerGone(peer=agent, reason="the transfer failed")
-        return TransferState.DONE if state == "DONE" else TransferState.MOVING
+        if state != "DONE":
+            return TransferState.MOVING
+        self._done_s[agent] = time.monotonic()
+        return TransferState.DONE
 
     def release(self, handle: Any) -> None:
         """Free the handle of a transfer that is over.
@@ -157,7 +185,12 @@ class NixlAgent:
 
     def take_notices(self) -> list[bytes]:
         """The notices that have come since the last call, of all peers. Also drives what moves."""
-        return [notice for notices in self._agent.get_new_notifs().values() for notice in notices]
+        notices, self._notices = self._notices, []
+        return notices + self._look()
+
+    def _look(self) -> list[bytes]:
+        heard = self._agent.get_new_notifs().values()
+        return [notice for notices in heard for notice in notices if notice != _SIGN_OF_LIFE]
 
     def _descriptors(self, table: "np.ndarray[Any, Any]", column: int, device: str) -> Any:
         rows = np.empty_like(table)

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from proto.cards import RankAgent
-from proto.errors import KvmeshError
+from proto.errors import KvmeshError, NothingPosted
 from proto.layout import PoolLayout
 from workers.transfer.copy_plan import Copies
 from workers.transfer.nixl_agent import NixlAgent, TransferState
@@ -77,7 +77,8 @@ class NixlLine:
         """Start moving `copies`; for `check` and `release`.
 
         Raises:
-            PeerGone: nothing of it was started: the peer is unknown or its process has ended.
+            NothingPosted: the peer is unknown, or nothing can be sent to it any more.
+            PeerGone: it failed in the midst; some of it may land.
         """
         posted = LinePosted()
         if self._is_shared(operation, copies, remote_device):
@@ -100,7 +101,8 @@ class NixlLine:
         return operation == "WRITE" and is_of_host and is_much
 
     def check(self, agent: str, posted: LinePosted) -> TransferState:
-        """See `NixlAgent`. What failed in one half is told once the other has ended, too.
+        """See `NixlAgent`. What failed in one half is told once the other has ended, too; as `NothingPosted`,
+        if that is so of all that failed.
 
         Raises:
             PeerGone: it failed.
@@ -109,10 +111,10 @@ class NixlLine:
             self._check_front(agent, posted)
         if posted.is_front_moving or posted.is_rear_moving:
             return TransferState.MOVING
-        if posted.fault is not None:
-            raise posted.fault
-        if posted.rear is not None:
-            posted.rear.result()
+        rear_fault = posted.rear.exception() if posted.rear is not None else None
+        faults = [fault for fault in (posted.fault, rear_fault) if fault is not None]
+        if faults:
+            raise min(faults, key=lambda fault: isinstance(fault, NothingPosted))
         return TransferState.DONE
 
     def _check_front(self, agent: str, posted: LinePosted) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from proto.cards import RankAgent
-from proto.errors import InternalFault, PeerGone
+from proto.errors import InternalFault, NothingPosted, PeerGone
 from proto.layout import PoolLayout
 from workers.transfer.copy_plan import Copies
 from workers.transfer.nixl_agent import TransferState
@@ -143,7 +143,8 @@ class NixlTransport:
         """Start moving `copies`; for `check` and `release`. There is always room.
 
         Raises:
-            PeerGone: nothing of it was started: the peer is unknown or its process has ended.
+            NothingPosted: the peer is unknown, or nothing can be sent to it any more.
+            PeerGone: it failed in the midst; some of it may land.
         """
         way = self._way(agent)
         posted = Posted(way, way.line.post(operation, agent, copies, remote_device))
@@ -153,7 +154,7 @@ class NixlTransport:
     def _way(self, agent: str) -> _Way:
         way = self._ways.get(agent)
         if way is None:
-            raise PeerGone(peer=agent, reason="it has not been met")
+            raise NothingPosted(peer=agent, reason="it has not been met")
         return way
 
     def check(self, agent: str, posted: Posted) -> TransferState:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from proto.codec import encode
 from proto.control import Granted
-from proto.errors import DeadlineExceeded, InternalFault, KvmeshError
+from proto.errors import DeadlineExceeded, InternalFault, KvmeshError, NothingPosted
 from proto.jobs import Landing
 from proto.layout import LayerRange
 from workers.transfer.copy_plan import BlockPairs, Copies, plan_copies
@@ -75,6 +75,7 @@ class Push:
         self._sent: list[_Sent] = []
         self._fault: KvmeshError | None = None
         self._stall: KvmeshError | None = None
+        self._may_land_late = False
         self._is_stopped = False
         self._loop = asyncio.get_running_loop()
         self._progress = asyncio.Event()
@@ -190,9 +191,10 @@ class Push:
             await self._progress.wait()
 
     @property
-    def has_failed(self) -> bool:
-        """Whether a write failed. What was posted of it may land late, for all that can be known here."""
-        return self._fault is not None
+    def may_land_late(self) -> bool:
+        """Whether a write failed of which something was posted: it may land, for all that can be known
+        here."""
+        return self._may_land_late
 
     @property
     def is_stalled(self) -> bool:
@@ -245,6 +247,8 @@ class Push:
             if failure is None:
                 self._num_landed_bytes += num_bytes
             self._fault = self._fault or failure
+            if failure is not None and not isinstance(failure, NothingPosted):
+                self._may_land_late = True
             is_settled = not self._on_way
         if is_settled or failure is not None:  # each wake-up of the loop holds the next transfer up
             self._loop.call_soon_threadsafe(self._note_over, failure)

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from proto.errors import InternalFault, KvmeshError, PeerGone
+from proto.errors import InternalFault, KvmeshError, NothingPosted, PeerGone
 from workers.transfer.copy_plan import Copies
 from workers.transfer.looks import IDLE_LOOK_S, POLL_S
 from workers.transfer.nixl_agent import NixlAgent, TransferState
@@ -140,7 +140,7 @@ class SecondHand:
         """
         metadata = self._metadata.get(agent)
         if metadata is None:
-            raise PeerGone(peer=agent, reason="it has not been met")
+            raise NothingPosted(peer=agent, reason="it has not been met")
         if agent not in self._met:
             self._agent.add_peer(metadata)
             self._met.add(agent)

@@ -24,9 +24,10 @@ class Transfer:
     `may_start` is asked right before the post, or before the order for it leaves for the process that makes
     it: a holder whose grant has ended in the meantime must not write. Then one of the two is called, once:
     `on_refused` when nothing of it was posted (by who carries, or by who submits when that has ended),
-    `on_done` with None or what went wrong. Neither is called when what carries ends while the transfer moves:
-    then nothing is known. Before, `on_stalled` is called, once, when it takes longer than the seconds that
-    any may: it may end yet, and its bytes may land.
+    `on_done` with None or what went wrong: if that is not `NothingPosted`, its bytes may land even so.
+    Neither is called when what carries ends while the transfer moves: then nothing is known. Before,
+    `on_stalled` is called, once, when it takes longer than the seconds that any may: it may end yet, and its
+    bytes may land.
     """
 
     operation: Operation

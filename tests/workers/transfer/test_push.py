@@ -1,15 +1,18 @@
 """The writes of one grant: whole, in groups of layers, from the blocks that hold the sequence in the end."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from proto.control import Granted
-from proto.errors import InternalFault, KvmeshError, PeerGone
+from proto.errors import DeadlineExceeded, InternalFault, KvmeshError, NothingPosted, PeerGone
 from proto.layout import LayerRange
+from tests.workers.harness import until
 from tests.workers.transfer.conftest import Exchange
 from tests.workers.transfer.pools import BLOCK_SIZE
-from tests.workers.transfer.scene import ALL_LAYERS, PeerProcess, Scene
+from tests.workers.transfer.scene import ALL_LAYERS, PeerProcess, Scene, open_scene
+from workers.transfer import nixl_agent, nixl_line
 from workers.transfer.push import Push
 
 Faults = list[KvmeshError]
@@ -30,6 +33,13 @@ def begin_push(scene: Scene, child: PeerProcess) -> tuple[Push, Faults]:
         scene.pool.fill(block, 10 * number)
     faults: Faults = []
     return Push(GRANT, child.peer, scene.memory, faults.append), faults
+
+
+async def wait_told(faults: Faults, kind: type[KvmeshError]) -> None:
+    async def is_told() -> bool:
+        return kind in {type(fault) for fault in faults}
+
+    await until(f"{kind.__name__} is told", is_told)
 
 
 def assert_landed(child: PeerProcess) -> None:
@@ -108,24 +118,49 @@ def test_after_stop_nothing_is_written(exchange: Exchange) -> None:
         await push.wait_settled()
         assert await scene.move("WRITE", child, [(3, 1)]) is None
         assert all(child.layers(block) == [0, 0, 0, 0] for block in range(8))
-        assert not push.has_failed
+        assert not push.may_land_late
         with pytest.raises(InternalFault):
             await push.complete(SEQUENCE_BLOCKS)
 
     run_push(exchange, body)
 
 
-def test_a_failed_write_is_told_at_once_and_leaves_the_grant_in_doubt(exchange: Exchange) -> None:
-    async def body(scene: Scene, _: PeerProcess) -> None:
-        child = await scene.start_peer("mortal")
-        assert await scene.move("WRITE", child, [(3, 1)]) is None
-        child.process.kill()
-        push, faults = begin_push(scene, child)
-        push.write(0, 0, 32, SEQUENCE_BLOCKS[:2], ALL_LAYERS)
-        await push.wait_settled()
-        with pytest.raises(PeerGone):
-            await push.complete(SEQUENCE_BLOCKS)
-        assert push.has_failed
-        assert [type(fault) for fault in faults] == [PeerGone]
+def test_a_write_that_fails_on_its_way_is_told_at_once_and_leaves_the_grant_in_doubt() -> None:
+    async def run() -> None:
+        async with open_scene(stall_s=0.2) as scene:
+            child = await scene.start_peer("mortal", ucx_tls="tcp")
+            assert await scene.move("WRITE", child, [(3, 1)]) is None
+            child.process.suspend()
+            push, faults = begin_push(scene, child)
+            push.write(0, 0, 32, SEQUENCE_BLOCKS[:2], ALL_LAYERS)
+            with pytest.raises(DeadlineExceeded):
+                await push.complete(SEQUENCE_BLOCKS)  # so it is on its way
+            child.process.kill()
+            await wait_told(faults, PeerGone)
+            await push.wait_settled()
+            assert push.may_land_late
 
-    exchange.run(body)
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_shared_bytes", [1, 2**30], ids=["two threads", "one thread"])
+def test_a_connection_that_died_before_a_write_leaves_no_grant_in_doubt(
+    num_shared_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_line, "MIN_SHARED_BYTES", num_shared_bytes)
+    monkeypatch.setattr(nixl_agent, "QUIET_S", 0.0)
+
+    async def run() -> None:
+        async with open_scene() as scene:
+            child = await scene.start_peer("cut", ucx_tls="tcp")
+            assert await scene.move("WRITE", child, [(3, 1), (5, 6)]) is None
+            child.cut_connections()
+            push, faults = begin_push(scene, child)
+            push.write(0, 0, 56, SEQUENCE_BLOCKS, ALL_LAYERS)
+            with pytest.raises(NothingPosted):
+                await push.complete(SEQUENCE_BLOCKS)
+            await wait_told(faults, NothingPosted)
+            await push.wait_settled()
+            assert not push.may_land_late
+
+    asyncio.run(run())
