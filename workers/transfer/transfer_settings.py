@@ -9,11 +9,12 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+import psutil
 from msgspec import Meta
 
 from proto.errors import InvalidSetting
@@ -92,7 +93,8 @@ def ucx_environment(settings: TransferSettings) -> dict[str, str]:
     """What UCX is to find in its environment.
 
     Raises:
-        InvalidSetting: an interface that is not here, a transport that is none, no range, no UCX setting.
+        InvalidSetting: an interface that is not here, none that is up, a transport that is none, no range, no
+            UCX setting.
     """
     environment = _assignments("transfer.ucx", settings.ucx, _UCX_NAME)
     if settings.interfaces:
@@ -140,8 +142,9 @@ def _assignments(setting: str, given: Iterable[str], name_form: re.Pattern[str])
     return found
 
 
-def _check_interfaces(wanted: Iterable[str]) -> None:
-    """A device of RDMA may be named with its port, as in mlx5_0:1."""
+def _check_interfaces(wanted: Sequence[str]) -> None:
+    """A device of RDMA may be named with its port, as in mlx5_0:1. UCX does without those that are down, and
+    fails with a word that names nothing where no other is left."""
     network = {name for _, name in socket.if_nameindex()}
     rdma = {path.name for path in _INFINIBAND.iterdir()} if _INFINIBAND.is_dir() else set()
     for name in wanted:
@@ -150,6 +153,10 @@ def _check_interfaces(wanted: Iterable[str]) -> None:
             raise InvalidSetting(
                 setting="transfer.interfaces", reason=f"{name!r} is not here; here are {here}"
             )
+    links = psutil.net_if_stats()
+    if all(name in links and not links[name].isup for name in wanted):
+        names = ", ".join(repr(name) for name in wanted)
+        raise InvalidSetting(setting="transfer.interfaces", reason=f"down: {names}; KV needs one that is up")
 
 
 def _port_range(text: str) -> str:

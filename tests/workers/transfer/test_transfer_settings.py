@@ -1,5 +1,10 @@
 """What an operator says about the KV plane reaches the library, or is refused with a word that helps."""
 
+import ctypes
+import shutil
+import subprocess
+import sys
+
 import psutil
 import pytest
 
@@ -16,6 +21,8 @@ from workers.transfer.transfer_settings import (
 
 FIRST_PORT = 42_000
 LAST_PORT = 42_999
+CLONE_NEWNET = 0x40000000
+NO_RIGHTS = 77
 
 
 def _sleep_on() -> None:
@@ -64,6 +71,27 @@ def test_what_ucx_would_not_understand_is_refused_and_said(
         ucx_environment(settings)
     assert refused.value.values["setting"] == setting
     assert hint in str(refused.value)
+
+
+def _name_links_that_are_down() -> None:
+    """Exits with 0 when interfaces are refused of which none is up; on a host of its own, whose one link, to
+    itself, is down at first. Exits with `NO_RIGHTS` where there can be no such host."""
+    if shutil.which("ip") is None or ctypes.CDLL(None).unshare(CLONE_NEWNET):
+        sys.exit(NO_RIGHTS)
+    with pytest.raises(InvalidSetting, match="down: 'lo'"):
+        ucx_environment(TransferSettings(interfaces=["lo"]))
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    subprocess.run(["ip", "link", "add", "other", "type", "veth"], check=True)
+    assert ucx_environment(TransferSettings(interfaces=["other", "lo"]))["UCX_NET_DEVICES"] == "other,lo"
+
+
+def test_interfaces_of_which_none_is_up_are_refused_and_said() -> None:
+    process = ForkedProcess("apart", _name_links_that_are_down)
+    code = process.wait(20.0)
+    process.close()
+    if code == NO_RIGHTS:
+        pytest.skip("no network namespaces here")
+    assert code == 0
 
 
 def test_a_parameter_of_nixl_that_it_would_ignore_is_refused() -> None:
