@@ -1,27 +1,32 @@
 """How KV lies in a pool, and whether it can go to another.
 
-A pool is one run of memory per rank and kind of layer, block-major:
+A pool is one run of memory per rank and kind of layer, block by block, and in a block head by head:
 
 ```
-[block, layer, k/v, kv head, place, head dim]
+[block, tile, kv head, layer, k/v, place, head dim]
 
-block b ─┬─ layer 0 ─┬─ K ─┬─ head 0: place 0 … place P-1, each D numbers
-         │           │     └─ head 1: …
-         │           └─ V ─── …
-         └─ layer 1 ─── …
+block b ─── tile 0 ─┬─ head 0 ─┬─ layer 0 ─┬─ K: place 0 … place 15, each D numbers
+                    │          │           └─ V: …
+                    │          └─ layer 1 ─── …
+                    └─ head 1 ─── …
 ```
 
-so a block, a run of layers in it, and a run of heads in a layer's K or V are each contiguous. A worker of
-many ranks has a pool for each, with some of the layers and some of the heads. Together they hold all of
-them; they may share them out unevenly, and hold some more than once.
+so a block is contiguous, and in a tile so are a run of heads, and a run of layers of a head. A worker of many
+ranks has a pool for each, with some of the layers and some of the heads; together they hold all of them, may
+share them out unevenly, and hold some more than once. Between two such workers a head's layers move in one
+piece, however the heads are shared out. A tile has 16 places, or as many as divide both that and a block: so
+blocks of 64 lie in memory as four of 16 do.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
-from typing import NamedTuple
+from math import gcd
+from typing import Final, NamedTuple
 
 from proto.errors import LayoutMismatch
 from proto.struct import WireStruct
+
+MOST_TILE_PLACES: Final = 16
 
 
 class LayerRange(NamedTuple):
@@ -83,20 +88,36 @@ class PoolLayout(WireStruct, frozen=True):
         )
 
     @property
-    def head_bytes(self) -> int:
-        return self.block_size * self.head_dim * self.item_bytes
+    def tile_size(self) -> int:
+        """Places of a tile."""
+        return tile_places(self.block_size)
 
     @property
     def layer_bytes(self) -> int:
-        return 2 * self.num_heads * self.head_bytes
+        """Of one head in one layer of a tile: the least that moves."""
+        return 2 * self.tile_size * self.head_dim * self.item_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """Of one head in all layers of a tile."""
+        return self.num_layers * self.layer_bytes
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.num_heads * self.head_bytes
 
     @property
     def block_bytes(self) -> int:
-        return self.num_layers * self.layer_bytes
+        return self.block_size // self.tile_size * self.tile_bytes
 
     @property
     def pool_bytes(self) -> int:
         return self.num_blocks * self.block_bytes
+
+
+def tile_places(block_size: int) -> int:
+    """How many places of a block lie together."""
+    return gcd(block_size, MOST_TILE_PLACES)
 
 
 def check_convertible(

@@ -219,8 +219,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         float, Meta(gt=0, description="seconds in quarantine after which this worker starts anew")
     ] = 600.0
     push_kib: Annotated[
-        int, Meta(ge=1, description="least KiB of a block that leave in one piece while others compute")
-    ] = 256
+        int,
+        Meta(ge=1, description="least KiB of a head in a block that leave in one piece while others compute"),
+    ] = 128
     early_cancel_s: Annotated[
         float, Meta(gt=0, description="seconds that a cancel of a request not seen yet is remembered")
     ] = 10.0

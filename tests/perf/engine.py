@@ -143,14 +143,14 @@ def settings_of(weights: WeightsName) -> TorchSettings:
         num_threads=NUM_THREADS,
         block_size=BLOCK_SIZE,
         pool=PoolSize(num_blocks=NUM_BLOCKS),
-        push_kib=256,
+        push_kib=128,
     )
 
 
 def fill_pools(*runners: TorchRunner) -> None:
     """With numbers like KV, so that no product is one of zeros."""
     for runner in runners:
-        runner.pool_NLKGPD.normal_()
+        runner.pool_NFGLKPD.normal_()
 
 
 def main() -> None:

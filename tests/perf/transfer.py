@@ -53,7 +53,7 @@ POOL_BYTES = 256 * 2**20
 NUM_ROUNDS = 15
 BLOCK_SIZE = 16
 HEAD_DIM = 64
-HEAD_KIB = 8  # keys and values of a head in a block, at float32
+LAYER_KIB = 8  # keys and values of a head in a layer of a block, at float32
 MODEL = "smollm2-135m"
 START_S = 60.0
 STALL_S = 60.0
@@ -61,7 +61,7 @@ STALL_S = 60.0
 
 @dataclass(frozen=True)
 class Shape:
-    """A pool's shape, and how it is pushed: so many layers of so many blocks a post."""
+    """A pool's shape, and how it is pushed: so many layers of so many blocks a post, a piece a head."""
 
     config: ModelConfig
     num_layers: int
@@ -69,15 +69,18 @@ class Shape:
 
     @property
     def piece_bytes(self) -> int:
-        return self.num_layers * self.config.num_kv_heads * self.config.head_dim * 2 * BLOCK_SIZE * 4
+        return self.num_layers * self.config.head_dim * 2 * BLOCK_SIZE * 4
+
+    @property
+    def post_bytes(self) -> int:
+        return self.num_blocks_a_post * self.config.num_kv_heads * self.piece_bytes
 
 
 class Pool:
     """A pool as a worker has it, every page of it touched."""
 
     def __init__(self, config: ModelConfig) -> None:
-        block_bytes = config.num_layers * config.num_kv_heads * config.head_dim * 2 * BLOCK_SIZE * 4
-        num_blocks = POOL_BYTES // block_bytes
+        num_blocks = POOL_BYTES // Shape(config, config.num_layers, 1).post_bytes
         self.memory = allocate_pool(config, num_blocks, BLOCK_SIZE, torch.device("cpu"), torch.float32)
         self.memory.fill_(1.0)
         self.layout = PoolLayout(
@@ -119,7 +122,7 @@ class Bench:
         self._peer = peer
         self._memory = memory
         self._random = random.Random(0)
-        self._num_posts = max(1, ROUND_BYTES // (shape.piece_bytes * shape.num_blocks_a_post))
+        self._num_posts = max(1, ROUND_BYTES // shape.post_bytes)
 
     async def run_round(self) -> tuple[float, float]:
         """Seconds of a round of memcpy, and of the round of transfers after it."""
@@ -179,7 +182,8 @@ async def measure(name: str, shape: Shape) -> float:
         target.close()
     low, middle, high = statistics.quantiles([copy_s / moved_s for copy_s, moved_s in rounds], n=4)
     best = min(copy_s for copy_s, _ in rounds) / min(moved_s for _, moved_s in rounds)
-    pieces = f"{shape.num_blocks_a_post} pieces of {shape.piece_bytes // 1024} KiB a post"
+    num_pieces = shape.post_bytes // shape.piece_bytes
+    pieces = f"{num_pieces} pieces of {shape.piece_bytes // 1024} KiB a post"
     print(f"{name}: {pieces}: {middle:.2f} ({low:.2f}-{high:.2f}); best to best {best:.2f}", flush=True)
     return round(middle, 3)
 
@@ -200,9 +204,10 @@ async def _run_rounds(shape: Shape, rank: RankAgent) -> list[tuple[float, float]
 
 
 def piece_shape(config: ModelConfig, kib: int) -> Shape:
-    """Pieces of so many KiB: the first of two layers of a block."""
-    one = msgspec.structs.replace(config, num_layers=2, num_kv_heads=kib // HEAD_KIB, head_dim=HEAD_DIM)
-    return Shape(one, 1, max(1, POST_BYTES // (kib * 1024)))
+    """Pieces of so many KiB: the first half of a block's layers."""
+    num_layers = kib // LAYER_KIB
+    one = msgspec.structs.replace(config, num_layers=2 * num_layers, num_kv_heads=1, head_dim=HEAD_DIM)
+    return Shape(one, num_layers, max(1, POST_BYTES // (kib * 1024)))
 
 
 def pushed_shape(config: ModelConfig) -> Shape:

@@ -3,13 +3,16 @@
 import pytest
 
 from proto.errors import LayoutMismatch
-from proto.layout import PoolLayout, check_convertible
+from proto.layout import PoolLayout, check_convertible, tile_places
 from tests.proto.pool_layouts import make_pool
 
 
 def test_sizes_follow_from_the_shape() -> None:
     pool = make_pool()
-    assert (pool.head_bytes, pool.layer_bytes, pool.block_bytes, pool.pool_bytes) == (16, 128, 768, 6144)
+    assert (pool.layer_bytes, pool.head_bytes, pool.block_bytes, pool.pool_bytes) == (32, 192, 768, 6144)
+    larger = make_pool(block_size=64)
+    assert (larger.tile_size, larger.tile_bytes, larger.block_bytes) == (16, 3072, 4 * 3072)
+    assert [tile_places(size) for size in (1, 8, 12, 16, 24, 48)] == [1, 8, 4, 16, 8, 16]
 
 
 WHOLE = [make_pool()]

@@ -3,7 +3,7 @@
 import torch
 
 from proto.errors import InvalidSetting
-from proto.layout import PoolLayout
+from proto.layout import PoolLayout, tile_places
 from workers.huge_region import PAGE_BYTES
 from workers.model.config import ModelConfig
 from workers.model.dtypes import dtype_name
@@ -13,11 +13,14 @@ from workers.model.huge_pages import map_pages
 def allocate_pool(
     config: ModelConfig, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """A zeroed pool that begins on a page, since memory is registered for transfer by pages.
+    """A zeroed pool that begins on a page, since memory is registered for transfer by pages: `[N, F, G, L, 2,
+    P, D]`, of blocks of F tiles; see `proto.layout`.
 
     Raises: InvalidSetting when there is no memory for it.
     """
-    shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim)
+    num_places = tile_places(block_size)
+    of_block = (block_size // num_places, config.num_kv_heads, config.num_layers, 2, num_places)
+    shape = (num_blocks, *of_block, config.head_dim)
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
     try:
         memory = _allocate(num_bytes, device)
@@ -34,21 +37,21 @@ def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
     return memory[start : start + num_bytes]
 
 
-def describe_pool(pool_NLKGPD: torch.Tensor, first_layer: int = 0, first_head: int = 0) -> PoolLayout:
+def describe_pool(pool_NFGLKPD: torch.Tensor, first_layer: int = 0, first_head: int = 0) -> PoolLayout:
     """Its layers and heads are the model's from these on."""
-    num_blocks, num_layers, _, num_heads, block_size, head_dim = pool_NLKGPD.shape
+    num_blocks, num_tiles, num_heads, num_layers, _, num_places, head_dim = pool_NFGLKPD.shape
     return PoolLayout(
-        address=pool_NLKGPD.data_ptr(),
+        address=pool_NFGLKPD.data_ptr(),
         num_blocks=num_blocks,
-        block_size=block_size,
+        block_size=num_tiles * num_places,
         first_layer=first_layer,
         num_layers=num_layers,
         first_head=first_head,
         num_heads=num_heads,
         head_dim=head_dim,
-        dtype=dtype_name(pool_NLKGPD.dtype),
-        item_bytes=pool_NLKGPD.itemsize,
-        device=str(pool_NLKGPD.device),
+        dtype=dtype_name(pool_NFGLKPD.dtype),
+        item_bytes=pool_NFGLKPD.itemsize,
+        device=str(pool_NFGLKPD.device),
     )
 
 

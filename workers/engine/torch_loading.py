@@ -63,15 +63,15 @@ class LoadedShare:
         """
         return allocate_pool(self.config, num_blocks, self.settings.block_size, self.device, self.dtype)
 
-    def describe(self, pool_NLKGPD: torch.Tensor) -> PoolLayout:
-        return describe_pool(pool_NLKGPD, self.share.layers.first, self.share.kv_heads.first)
+    def describe(self, pool_NFGLKPD: torch.Tensor) -> PoolLayout:
+        return describe_pool(pool_NFGLKPD, self.share.layers.first, self.share.kv_heads.first)
 
-    def page(self, decoder: Forward, pool_NLKGPD: torch.Tensor) -> PagedDecoder:
+    def page(self, decoder: Forward, pool_NFGLKPD: torch.Tensor) -> PagedDecoder:
         """`decoder`, which computes with these weights, over the pool."""
-        layout = self.describe(pool_NLKGPD)
-        per_push = min(self.config.num_layers, -(-self.settings.push_kib * 1024 // self.layer_bytes))
+        layout = self.describe(pool_NFGLKPD)
+        per_push = min(self.config.num_layers, -(-self.settings.push_kib * 1024 // layout.layer_bytes))
         self._say_plan(layout.num_blocks, layout.pool_bytes, per_push)
-        return PagedDecoder(decoder, pool_NLKGPD, layout, per_push)
+        return PagedDecoder(decoder, pool_NFGLKPD, layout, per_push)
 
     def _say_plan(self, num_blocks: int, pool_bytes: int, layers_per_push: int) -> None:
         plan = TorchPlan(

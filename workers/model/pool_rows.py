@@ -1,37 +1,39 @@
 """The pool as rows, so that KV is read and written by their numbers.
 
-The pool `[N, L, 2, G, P, D]` is seen as rows of D, the places, and of P x D, the runs: what a block holds of
-one head. Row numbers are worked out once a step, for layer 0. A view begins where a layer's keys do, or its
-values, so that the same numbers serve every layer and both sides.
+The pool `[N, F, G, L, 2, P, D]`, of blocks of F tiles, is seen as rows of D, the places, and of P x D, the
+runs: what a tile holds of one head. Row numbers are worked out once a step, for layer 0. A view begins where
+a layer's keys do, or its values, so that the same numbers serve every layer and both sides.
 """
 
 import torch
 
 
 class PoolRows:
-    """Views of `pool_NLKGPD`, which is contiguous.
+    """Views of `pool_NFGLKPD`, which is contiguous.
 
-    `keys_DR`, turned, and `values_RD` are by layer: the places in every block, and what lies between them, of
+    `keys_DR`, turned, and `values_RD` are by layer: its places in every tile, and what lies between them, of
     which there are `num_seen`.
     """
 
-    def __init__(self, pool_NLKGPD: torch.Tensor) -> None:
-        num_blocks, self._num_layers, _, self.num_kv_heads, self.block_size, self.head_dim = pool_NLKGPD.shape
-        self.device = pool_NLKGPD.device
-        self.dtype = pool_NLKGPD.dtype
-        self._runs_RX = pool_NLKGPD.view(-1, self.block_size * self.head_dim)
-        side_places = self.num_kv_heads * self.block_size
-        self._block_places = self._num_layers * 2 * side_places
-        self.num_seen = (num_blocks - 1) * self._block_places + side_places
-        places_RD = pool_NLKGPD.view(-1, self.head_dim)
-        firsts = range(0, self._block_places, 2 * side_places)
+    def __init__(self, pool_NFGLKPD: torch.Tensor) -> None:
+        _, self._num_tiles, self.num_kv_heads, num_layers, _, self._tile_size, self.head_dim = (
+            pool_NFGLKPD.shape
+        )
+        self.block_size = self._num_tiles * self._tile_size
+        self.device = pool_NFGLKPD.device
+        self.dtype = pool_NFGLKPD.dtype
+        self._runs_RX = pool_NFGLKPD.view(-1, self._tile_size * self.head_dim)
+        self._head_runs = num_layers * 2
+        places_RD = pool_NFGLKPD.view(-1, self.head_dim)
+        firsts = range(0, self._head_runs * self._tile_size, 2 * self._tile_size)
+        self.num_seen = len(places_RD) - (self._head_runs - 1) * self._tile_size
         self._written_RD = [places_RD[first:] for first in firsts]
         self.keys_DR = [places_RD.narrow(0, first, self.num_seen).t() for first in firsts]
-        self.values_RD = [places_RD.narrow(0, first + side_places, self.num_seen) for first in firsts]
+        self.values_RD = [places_RD.narrow(0, first + self._tile_size, self.num_seen) for first in firsts]
 
     def runs(self, layer: int) -> torch.Tensor:
         """From this layer's first on."""
-        return self._runs_RX[layer * 2 * self.num_kv_heads :]
+        return self._runs_RX[layer * 2 :]
 
     def store(self, layer: int, rows_X: torch.Tensor, kv_XD: torch.Tensor) -> None:
         """Writes the rows that `kv_rows` has numbered.
@@ -42,18 +44,22 @@ class PoolRows:
 
     def kv_rows(self, blocks_X: torch.Tensor, places_X: torch.Tensor) -> torch.Tensor:
         """Of one place in a block all key heads, then all value heads: `[*X, 2 G]`."""
-        return self._place_rows(blocks_X, places_X, 2 * self.num_kv_heads)
+        keys_XG = self.key_rows(blocks_X, places_X)
+        return torch.cat((keys_XG, keys_XG + self._tile_size), dim=-1)
 
     def key_rows(self, blocks_X: torch.Tensor, places_X: torch.Tensor) -> torch.Tensor:
         """Of one place in a block, the numbers of its heads in `keys_DR` and in `values_RD`: `[*X, G]`."""
-        return self._place_rows(blocks_X, places_X, self.num_kv_heads)
+        tiles_X = blocks_X * self._num_tiles + places_X // self._tile_size
+        return self._key_runs(tiles_X) * self._tile_size + (places_X % self._tile_size)[..., None]
 
-    def run_rows(self, blocks_X: torch.Tensor) -> torch.Tensor:
-        """Of whole blocks: `[*X, 2, G]`."""
-        heads_Y = torch.arange(2 * self.num_kv_heads, device=blocks_X.device)
-        rows_XY = blocks_X[..., None] * (self._num_layers * 2 * self.num_kv_heads) + heads_Y
-        return rows_XY.view(*blocks_X.shape, 2, self.num_kv_heads)
+    def run_rows(self, blocks_XW: torch.Tensor) -> torch.Tensor:
+        """Of the tiles of whole blocks, F W of them: `[*X, F W, 2, G]`."""
+        tiles_F = torch.arange(self._num_tiles, device=blocks_XW.device)
+        tiles_XY = (blocks_XW[..., None] * self._num_tiles + tiles_F).flatten(-2)
+        keys_XYG = self._key_runs(tiles_XY)
+        return torch.stack((keys_XYG, keys_XYG + 1), dim=-2)
 
-    def _place_rows(self, blocks_X: torch.Tensor, places_X: torch.Tensor, num_heads: int) -> torch.Tensor:
-        heads_Y = torch.arange(num_heads, device=blocks_X.device)
-        return (blocks_X * self._block_places + places_X)[..., None] + heads_Y * self.block_size
+    def _key_runs(self, tiles_X: torch.Tensor) -> torch.Tensor:
+        """Of each tile the runs of its heads' keys: `[*X, G]`."""
+        heads_G = torch.arange(self.num_kv_heads, device=tiles_X.device)
+        return (tiles_X[..., None] * self.num_kv_heads + heads_G) * self._head_runs

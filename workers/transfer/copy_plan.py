@@ -4,12 +4,13 @@ Two pools may hold different layers or heads of one model, in blocks of differen
 and neighbours are merged:
 
 ```
-block of 16 places ─┬─ layer 3 ─┬─ K ─┬─ head 0 ─┐ all heads: a run of layers is one copy
-                    │           │     └─ head 1 ─┘ a head: one copy each for K and V of each layer
-                    │           └─ V …
-                    └─ layer 4 …                   in blocks of 64, a head's KV of these 16 places lies
-                                                   between other places: one copy each, for every head
+block of 16 places ─┬─ head 0 ─┬─ layer 3 ─┬─ K   all heads and layers: one copy, and one for the blocks
+                    │          │           └─ V   that lie side by side in both pools
+                    │          └─ layer 4 …       all layers of a run of heads: one copy
+                    └─ head 1 …                   a run of layers: one copy for each head
 ```
+
+A block of 64 is four such in a row.
 
 A plan is one table and no object for each piece: it is made for each group of layers that is pushed, and its
 time is taken from the transfer's.
@@ -38,7 +39,7 @@ EVERY_HEAD: Final = HeadRange(0, 2**32)
 class BlockPairs(NamedTuple):
     """Blocks of the source pool, and of each the block of the target pool that takes its KV.
 
-    Pools with blocks of different sizes are counted in those of the smaller: `pair_blocks`.
+    Where the pools have blocks of different sizes, both are counted in tiles: `pair_blocks`.
     """
 
     sources: Sequence[int]
@@ -81,16 +82,10 @@ class Copies:
 
 @dataclass(frozen=True, eq=False)
 class _Route:
-    """The runs of block 0 from pool to pool, and how far the next block lies on in each.
-
-    A pool with larger blocks has `factor` of the smaller ones' in each of them, `part_bytes` apart; None:
-    both have blocks of one size.
-    """
+    """The runs of block 0 from pool to pool, and how far the next block lies on in each."""
 
     runs_R3: Table
     block_bytes_2: Table
-    part_bytes_2: Table
-    factors_2: Table | None
 
 
 def plan_copies(
@@ -105,36 +100,45 @@ def plan_copies(
     Pure. Pools sharded alike give a copy a block, and one for a run of blocks that lie side by side in both.
 
     Raises:
-        ValueError: there are more blocks of one pool than of the other.
+        ValueError: there are more blocks of one pool than of the other, or their tiles are not of one size.
     """
     route = _route(source, target, layers, heads)
-    return Copies(_merged(_placed(route, blocks)))
+    return Copies(_merged(_placed(route.runs_R3, route.block_bytes_2, blocks)))
 
 
 def pair_blocks(source: PoolLayout, target: PoolLayout, span: Span) -> BlockPairs:
-    """The blocks that take the tokens of `span` from pool to pool, each as large as a block of the finer.
+    """The blocks that take the tokens of `span` from pool to pool; tiles, where blocks are not of one size.
 
     Of the last block all moves: what lies behind the end of a sequence is nobody's.
 
     Raises:
-        ValueError: `start` is within a block of the finer pool.
+        ValueError: `start` is within a block, or a tile.
     """
-    size = min(source.block_size, target.block_size)
+    size = _unit_size(source, target)
     if span.start % size:
         raise ValueError(f"{span.start} is within a block of {size}")
     numbers = range(span.start // size, -(-span.end // size))
     return BlockPairs(
-        _finer_blocks(numbers, span.sources, source.block_size // size),
-        _finer_blocks(numbers, span.targets, target.block_size // size),
+        _units(numbers, span.sources, source.block_size // size),
+        _units(numbers, span.targets, target.block_size // size),
     )
 
 
-def _finer_blocks(numbers: range, blocks: Sequence[int], factor: int) -> Sequence[int]:
-    """Where the finer blocks of a sequence lie, `factor` of them in each of its blocks."""
-    if factor == 1:
+def _unit_size(source: PoolLayout, target: PoolLayout) -> int:
+    """Of a block, or, where blocks are not of one size, of a tile."""
+    if source.tile_size != target.tile_size:
+        raise ValueError(f"tiles of {source.tile_size} places are not cut into those of {target.tile_size}")
+    return source.block_size if source.block_size == target.block_size else source.tile_size
+
+
+def _units(numbers: range, blocks: Sequence[int], units_a_block: int) -> Sequence[int]:
+    """Where those of a sequence with these numbers lie."""
+    if units_a_block == 1:
         return blocks[: len(numbers)]
-    first = numbers.start // factor
-    return [blocks[number // factor - first] * factor + number % factor for number in numbers]
+    first = numbers.start // units_a_block
+    return [
+        blocks[number // units_a_block - first] * units_a_block + number % units_a_block for number in numbers
+    ]
 
 
 def join_copies(parts: Sequence[Copies]) -> Copies:
@@ -146,65 +150,46 @@ def join_copies(parts: Sequence[Copies]) -> Copies:
 def _route(source: PoolLayout, target: PoolLayout, layers: LayerRange, heads: HeadRange) -> _Route:
     """Remembered: two workers move the same groups of layers time and again."""
     pools = (source, target)
-    size = min(pool.block_size for pool in pools)
-    runs_R3 = _table(_runs_of_block(source, target, layers, heads)).reshape(-1, 3)
-    runs_R3[:, :2] += _table([pool.address for pool in pools])
-    factors = [pool.block_size // size for pool in pools]
-    return _Route(
-        runs_R3,
-        _table([pool.block_bytes for pool in pools]),
-        _table([size * pool.head_dim * pool.item_bytes for pool in pools]),
-        _table(factors) if max(factors) > 1 else None,
-    )
+    num_tiles = _unit_size(source, target) // source.tile_size
+    runs_T3 = _table(_runs_of_tile(source, target, layers, heads)).reshape(-1, 3)
+    runs_T3[:, :2] += _table([pool.address for pool in pools])
+    tile_bytes_2 = _table([pool.tile_bytes for pool in pools])
+    tiles = range(num_tiles)
+    runs_R3 = _merged(_placed(runs_T3, tile_bytes_2, BlockPairs(tiles, tiles)))
+    return _Route(runs_R3, tile_bytes_2 * np.uint64(num_tiles))
 
 
 def _table(rows: Sequence[Sequence[int]] | Sequence[int]) -> Table:
     return np.array(rows, dtype=np.uint64)
 
 
-def _runs_of_block(
-    source: PoolLayout, target: PoolLayout, layers: LayerRange, heads: HeadRange
-) -> list[Copy]:
-    """The runs within one block, as offsets from the start of the block."""
+def _runs_of_tile(source: PoolLayout, target: PoolLayout, layers: LayerRange, heads: HeadRange) -> list[Copy]:
+    """The runs within one tile, as offsets from its start."""
     first = max(source.layers.first, target.layers.first, layers.first)
     last = min(source.layers.end, target.layers.end, layers.end)
     low = max(source.heads.first, target.heads.first, heads.first)
     high = min(source.heads.end, target.heads.end, heads.end)
     if first >= last or low >= high:
         return []
-    if source.block_size != target.block_size:
-        rows = [
-            (layer, half, head, 1)
-            for layer in range(first, last)
-            for half in (0, 1)
-            for head in range(low, high)
-        ]
-    elif source.num_heads == target.num_heads == high - low:
-        rows = [(first, 0, low, (last - first) * 2 * source.num_heads)]
-    else:
-        rows = [(layer, half, low, high - low) for layer in range(first, last) for half in (0, 1)]
-    head_bytes = min(source.head_bytes, target.head_bytes)
+    is_whole = source.num_layers == target.num_layers == last - first
+    heads_a_run = high - low if is_whole else 1
+    num_bytes = heads_a_run * (last - first) * min(source.layer_bytes, target.layer_bytes)
     return [
-        Copy(_offset(source, layer, half, head), _offset(target, layer, half, head), num_heads * head_bytes)
-        for layer, half, head, num_heads in rows
+        Copy(_offset(source, first, head), _offset(target, first, head), num_bytes)
+        for head in range(low, high, heads_a_run)
     ]
 
 
-def _offset(pool: PoolLayout, layer: int, half: int, head: int) -> int:
-    row = ((layer - pool.first_layer) * 2 + half) * pool.num_heads + head - pool.first_head
-    return row * pool.head_bytes
+def _offset(pool: PoolLayout, layer: int, head: int) -> int:
+    return (head - pool.first_head) * pool.head_bytes + (layer - pool.first_layer) * pool.layer_bytes
 
 
-def _placed(route: _Route, blocks: BlockPairs) -> Table:
+def _placed(runs_R3: Table, block_bytes_2: Table, blocks: BlockPairs) -> Table:
     """The runs of every block, block by block."""
     numbers_N2 = _table(blocks).T
     starts_N3 = np.zeros((len(numbers_N2), 3), dtype=np.uint64)
-    if route.factors_2 is None:
-        starts_N3[:, :2] = numbers_N2 * route.block_bytes_2
-    else:
-        parts_N2 = numbers_N2 % route.factors_2
-        starts_N3[:, :2] = numbers_N2 // route.factors_2 * route.block_bytes_2 + parts_N2 * route.part_bytes_2
-    placed_NR3: Table = route.runs_R3 + starts_N3[:, None]
+    starts_N3[:, :2] = numbers_N2 * block_bytes_2
+    placed_NR3: Table = runs_R3 + starts_N3[:, None]
     return placed_NR3
 
 

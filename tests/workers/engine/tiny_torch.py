@@ -9,5 +9,5 @@ TINY_TORCH = TorchSettings(
     num_threads=1,
     block_size=8,
     pool=PoolSize(num_blocks=24),
-    push_kib=4,
+    push_kib=1,
 )

@@ -71,8 +71,8 @@ def test_decoding_and_prefilling_sequences_in_one_batch_give_the_logits_of_trans
 
 def test_greedy_tokens_are_those_of_transformers(checkpoint: Checkpoint) -> None:
     prompt, blocks = random_tokens(45, seed=3), scattered_blocks(1, seed=3)[0]
-    pool_NLKGPD = checkpoint.new_pool()
-    runner = TorchRunner(PagedDecoder(checkpoint.decoder, pool_NLKGPD, describe_pool(pool_NLKGPD), 2))
+    pool_NFGLKPD = checkpoint.new_pool()
+    runner = TorchRunner(PagedDecoder(checkpoint.decoder, pool_NFGLKPD, describe_pool(pool_NFGLKPD), 2))
     answer: list[int] = []
     computed, step = 0, prompt
     while len(answer) < 32:
@@ -139,8 +139,8 @@ def test_a_forward_writes_the_places_of_its_tokens_and_no_others(llama: Checkpoi
     before, chunk = Chunk(random_tokens(5, 1), 0, first, False), Chunk(random_tokens(14, 2), 5, first, 0)
     llama.logits([before], pool)
     llama.logits([chunk, Chunk([9], 0, second, 0)], pool)
-    is_written_NP = (pool != 7.0).all(dim=-1).all(dim=3).all(dim=2).all(dim=1)
-    is_touched_NP = (pool != 7.0).any(dim=-1).any(dim=3).any(dim=2).any(dim=1)
+    is_written_NP = (pool != 7.0).all(dim=-1).all(dim=4).all(dim=3).all(dim=2).all(dim=1)
+    is_touched_NP = (pool != 7.0).any(dim=-1).any(dim=4).any(dim=3).any(dim=2).any(dim=1)
     places = [(first[position // BLOCK_SIZE], position % BLOCK_SIZE) for position in range(19)]
     expected = sorted([*places, (second[0], 0)])
     assert is_written_NP.nonzero().tolist() == [list(place) for place in expected]
@@ -151,9 +151,9 @@ def test_each_layer_is_announced_when_its_kv_is_in_the_pool(llama: Checkpoint) -
     pool, (blocks,) = llama.new_pool(), scattered_blocks(1, seed=7)
     seen: list[tuple[int, torch.Tensor]] = []
     batch = build_batch([Chunk(random_tokens(20, seed=7), 0, blocks, 1)], BLOCK_SIZE, CPU)
-    llama.decoder.forward(batch, pool, lambda layer: seen.append((layer, pool[:, layer].clone())))
+    llama.decoder.forward(batch, pool, lambda layer: seen.append((layer, pool[:, :, :, layer].clone())))
     assert [layer for layer, _ in seen] == list(range(llama.config.num_layers))
-    assert all(torch.equal(kv, pool[:, layer]) and bool(kv.any()) for layer, kv in seen)
+    assert all(torch.equal(kv, pool[:, :, :, layer]) and bool(kv.any()) for layer, kv in seen)
 
 
 def test_sequences_within_and_beyond_the_window_decode_together(mistral: Checkpoint) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from collections.abc import Iterator
 
 from proto.layout import PoolLayout
 
@@ -32,10 +33,8 @@ class MemoryPool:
     def fill(self, block: int, value: int) -> None:
         """Layer `l` of the block gets the bytes `value + l`."""
         for layer in range(NUM_LAYERS):
-            start = block * self.layout.block_bytes + layer * self.layout.layer_bytes
-            self._memory[start : start + self.layout.layer_bytes] = (
-                bytes([value + layer]) * self.layout.layer_bytes
-            )
+            for start, end in self._pieces(block, layer):
+                self._memory[start:end] = bytes([value + layer]) * (end - start)
 
     def clear(self, block: int) -> None:
         start = block * self.layout.block_bytes
@@ -45,7 +44,13 @@ class MemoryPool:
         """The one value in each layer's bytes; -1 where they differ among themselves."""
         found = []
         for layer in range(NUM_LAYERS):
-            start = block * self.layout.block_bytes + layer * self.layout.layer_bytes
-            values = set(self._memory[start : start + self.layout.layer_bytes])
+            values = set().union(*(self._memory[start:end] for start, end in self._pieces(block, layer)))
             found.append(values.pop() if len(values) == 1 else -1)
         return found
+
+    def _pieces(self, block: int, layer: int) -> Iterator[tuple[int, int]]:
+        """Where the layer of each head begins and ends."""
+        for head in range(self.layout.num_heads):
+            start = block * self.layout.block_bytes + head * self.layout.head_bytes
+            start += layer * self.layout.layer_bytes
+            yield start, start + self.layout.layer_bytes

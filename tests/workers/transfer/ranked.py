@@ -54,7 +54,7 @@ def share_out(tp: int, pp: int) -> Shares:
 
 def random_kv(seed: int) -> Kv:
     """Of the whole model, a pool full: [block, layer, k/v, head, place, dim]."""
-    shape = (NUM_BLOCKS, NUM_LAYERS, 2, NUM_HEADS, BLOCK_SIZE, HEAD_DIM)
+    shape = (NUM_BLOCKS, NUM_HEADS, NUM_LAYERS, 2, BLOCK_SIZE, HEAD_DIM)
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
@@ -64,7 +64,7 @@ class RankPool:
     def __init__(self, layers: LayerRange, heads: HeadRange) -> None:
         self._layers = slice(layers.first, layers.end)
         self._heads = slice(heads.first, heads.end)
-        shape = (NUM_BLOCKS, layers.num_layers, 2, heads.num_heads, BLOCK_SIZE, HEAD_DIM)
+        shape = (NUM_BLOCKS, heads.num_heads, layers.num_layers, 2, BLOCK_SIZE, HEAD_DIM)
         memory = mmap.mmap(-1, 4 * int(np.prod(shape)))
         self.kv: Kv = np.frombuffer(memory, dtype=np.float32).reshape(shape)
         self.layout = PoolLayout(
@@ -81,7 +81,7 @@ class RankPool:
         )
 
     def part_of(self, kv: Kv) -> Kv:
-        return kv[:, self._layers, :, self._heads]
+        return kv[:, self._heads, self._layers]
 
 
 class RankedWorker:

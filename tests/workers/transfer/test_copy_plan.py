@@ -40,9 +40,9 @@ def ranges(size: int) -> st.SearchStrategy[tuple[int, int]]:
 def cases(draw: st.DrawFn) -> Case:
     num_layers, num_heads = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     shape = {"head_dim": draw(st.integers(1, 2)), "item_bytes": draw(st.integers(1, 2))}
-    size = draw(st.integers(1, 3))
-    factors = draw(st.sampled_from([(1, 1), (1, 1), (1, 2), (2, 1), (4, 1), (1, 4)]))
-    num_tokens = draw(st.integers(0, 8)) * size
+    size = draw(st.sampled_from([1, 3, 16, 24]))
+    factors = draw(st.sampled_from([(1, 1), (1, 1), (1, 2), (2, 1), (3, 2)])) if size == 16 else (1, 1)
+    num_tokens = draw(st.integers(0, 6)) * size
     start = draw(st.integers(0, num_tokens // size)) * size
     pools: list[PoolLayout] = []
     tables: list[list[int]] = []
@@ -71,13 +71,13 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def offset_of(pool: PoolLayout, place: tuple[int, int, int, int, int, int]) -> int:
-    """The byte at which the number of [block, layer, k/v, head, place, dim] begins, counted in the pool."""
-    block, layer, half, head, spot, dim = place
-    index = block
+    """The byte at which the number of [block, head, layer, k/v, place, dim] begins, counted in the pool."""
+    block, head, layer, half, spot, dim = place
+    index = block * (pool.block_size // pool.tile_size) + spot // pool.tile_size
+    index = index * pool.num_heads + head - pool.first_head
     index = index * pool.num_layers + layer - pool.first_layer
     index = index * 2 + half
-    index = index * pool.num_heads + head - pool.first_head
-    index = index * pool.block_size + spot
+    index = index * pool.tile_size + spot % pool.tile_size
     index = index * pool.head_dim + dim
     return index * pool.item_bytes
 
@@ -96,7 +96,7 @@ def numbers_to_move(case: Case) -> Iterator[tuple[int, int]]:
         offsets = []
         for pool, blocks in zip(pools, (span.sources, span.targets), strict=True):
             block = blocks[token // pool.block_size - span.start // pool.block_size]
-            offsets.append(offset_of(pool, (block, layer, half, head, token % pool.block_size, dim)))
+            offsets.append(offset_of(pool, (block, head, layer, half, token % pool.block_size, dim)))
         yield offsets[0], offsets[1]
 
 
@@ -163,35 +163,48 @@ def test_blocks_side_by_side_in_one_pool_alone_take_a_copy_each() -> None:
     assert num_copies(make_pool(), make_pool(), (0, 4), (1, 3)) == 2
 
 
-def test_some_layers_of_blocks_side_by_side_take_one_copy_a_block() -> None:
+def test_some_layers_take_a_copy_for_each_head_and_block() -> None:
     side_by_side = ((0, 0), (1, 1))
-    assert num_copies(make_pool(), make_pool(), *side_by_side, layers=LayerRange(2, 3)) == 2
+    assert num_copies(make_pool(), make_pool(), *side_by_side, layers=LayerRange(2, 3)) == 2 * 4
 
 
 def test_layers_held_by_both_move_and_others_do_not() -> None:
     first_half, second_half = make_pool(num_layers=3), make_pool(first_layer=3, num_layers=3)
-    assert num_copies(make_pool(), second_half, (0, 0)) == 1
+    assert num_copies(make_pool(), second_half, (0, 0)) == 4
     assert num_copies(first_half, second_half, (0, 0)) == 0
     assert num_copies(make_pool(), make_pool(), (0, 0), layers=LayerRange(6, 2)) == 0
 
 
-def test_tensor_shards_to_pipeline_stages_take_a_head_range_for_each_layer_and_half() -> None:
+def test_some_heads_take_one_copy_for_all_layers() -> None:
+    low, middle = make_pool(num_heads=3), make_pool(first_head=1, num_heads=2)
+    assert num_copies(make_pool(), low, (0, 0)) == 1
+    assert num_copies(low, middle, (0, 0), (2, 5)) == 2
+
+
+def test_tensor_shards_to_pipeline_stages_take_a_run_of_layers_for_each_head() -> None:
     shards = [make_pool(num_heads=2), make_pool(first_head=2, num_heads=2)]
     stages = [make_pool(num_layers=3), make_pool(first_layer=3, num_layers=3)]
     for shard, stage in product(shards, stages):
-        assert num_copies(shard, stage, (0, 0)) == 3 * 2
-        assert num_copies(stage, shard, (0, 0)) == 3 * 2
+        assert num_copies(shard, stage, (0, 0)) == 2
+        assert num_copies(stage, shard, (0, 0)) == 2
 
 
-def test_a_larger_block_takes_a_head_of_each_layer_and_half_from_each_smaller_one() -> None:
-    small, large = make_pool(block_size=4), make_pool(block_size=16, num_blocks=2)
-    into_large = pair_blocks(small, large, Span(4, 24, [7, 2, 5, 0, 1], [1, 0]))
+def test_a_larger_block_is_as_many_smaller_ones_in_a_row() -> None:
+    small, large = make_pool(block_size=16), make_pool(block_size=64, num_blocks=2)
+    into_large = pair_blocks(small, large, Span(16, 96, [7, 2, 5, 0, 1], [1, 0]))
     assert into_large == BlockPairs([7, 2, 5, 0, 1], [5, 6, 7, 0, 1])
-    into_small = pair_blocks(large, small, Span(4, 24, [1, 0], [7, 2, 5, 0, 1]))
+    into_small = pair_blocks(large, small, Span(16, 96, [1, 0], [7, 2, 5, 0, 1]))
     assert into_small == BlockPairs(into_large.targets, into_large.sources)
-    assert len(plan_copies(small, large, into_large, LayerRange(1, 2))) == 5 * 2 * 2 * 4
-    with pytest.raises(ValueError, match="within a block of 4"):
-        pair_blocks(small, large, Span(2, 24, [7, 2, 5, 0, 1], [1, 0]))
+    assert len(plan_copies(small, large, into_large, LayerRange(0, 6))) == 4, "0 and 1 are side by side"
+    with pytest.raises(ValueError, match="within a block of 16"):
+        pair_blocks(small, large, Span(8, 96, [7, 2, 5, 0, 1], [1, 0]))
+
+
+def test_tiles_of_two_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="tiles of 8"):
+        pair_blocks(make_pool(block_size=8), make_pool(block_size=16), Span(0, 16, [0, 1], [0]))
+    with pytest.raises(ValueError, match="tiles of 8"):
+        plan_copies(make_pool(block_size=8), make_pool(block_size=16), BlockPairs([0], [0]), LayerRange(0, 6))
 
 
 def test_of_the_last_block_all_moves() -> None:

@@ -12,11 +12,11 @@ from tests.proto.pool_layouts import make_pool
 from workers.transfer.copy_plan import Span, pair_blocks, plan_copies
 from workers.transfer.rank_routes import RankRoute, plan_routes
 
-NUM_TOKENS = 8
+NUM_TOKENS = 48
 Pools = tuple[PoolLayout, ...]
 
 
-def shard(num_layers: int, stages: list[int], heads: list[tuple[int, int]], block_size: int = 4) -> Pools:
+def shard(num_layers: int, stages: list[int], heads: list[tuple[int, int]], block_size: int = 16) -> Pools:
     """Ranks of stages that begin at these layers, each stage with ranks of these heads (first, count)."""
     ends = [*stages[1:], num_layers]
     return tuple(
@@ -45,7 +45,7 @@ def workers(draw: st.DrawFn, num_layers: int, num_heads: int) -> Pools:
         num_layers,
         stages,
         [held for held in heads for _ in range(num_replicas)],
-        draw(st.sampled_from([2, 4, 8])),
+        draw(st.sampled_from([16, 48])),
     )
 
 
@@ -58,14 +58,12 @@ def pairs_of_workers(draw: st.DrawFn) -> tuple[Pools, Pools]:
 def cell_bytes(pool: PoolLayout, layer: int, head: int) -> list[int]:
     """Where in the pool each token of this layer and head begins, keys and then values."""
     token_bytes = pool.head_dim * pool.item_bytes
-    rows = [
-        ((layer - pool.first_layer) * 2 + half) * pool.num_heads + head - pool.first_head for half in (0, 1)
-    ]
+    start = (head - pool.first_head) * pool.head_bytes + (layer - pool.first_layer) * pool.layer_bytes
     return [
-        token // pool.block_size * pool.block_bytes
-        + row * pool.head_bytes
-        + token % pool.block_size * token_bytes
-        for row in rows
+        token // pool.tile_size * pool.tile_bytes
+        + start
+        + (half * pool.tile_size + token % pool.tile_size) * token_bytes
+        for half in (0, 1)
         for token in range(NUM_TOKENS)
     ]
 
