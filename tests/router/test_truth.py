@@ -65,7 +65,7 @@ class Cache:
     def evict(self, num_blocks: int) -> None:
         for key in list(self.truth)[:num_blocks]:
             block = self.truth.pop(key)
-            self._cache.forget(block)
+            self._cache.forget([block])
             self._free.append(block)
 
     def tell(self) -> KvEvents | None:

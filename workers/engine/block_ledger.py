@@ -98,6 +98,5 @@ class BlockLedger:
 
     def disown(self, sequence: Sequence) -> None:
         """As `strip`, and the cache forgets the blocks: their KV is not sound, nobody else shall use it."""
-        for block in sequence.blocks:
-            self.cache.forget(block)
+        self.cache.forget(sequence.blocks)
         self.strip(sequence)

@@ -108,10 +108,10 @@ class BlockPool:
         assert self.num_active == len(owners)
 
     def _take(self, num_blocks: int) -> list[int]:
-        free = self._free
-        blocks = [free.pop() for _ in range(min(num_blocks, len(free)))]
-        while len(blocks) < num_blocks:
-            block, _ = self._idle.popitem(last=False)
-            self._cache.forget(block)
-            blocks.append(block)
-        return blocks
+        first = max(0, len(self._free) - num_blocks)
+        blocks = self._free[first:]
+        del self._free[first:]
+        blocks.reverse()
+        evicted = [self._idle.popitem(last=False)[0] for _ in range(num_blocks - len(blocks))]
+        self._cache.forget(evicted)
+        return blocks + evicted

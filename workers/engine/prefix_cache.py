@@ -4,7 +4,8 @@ The cache names blocks; who may use or evict them is the block pool's affair. On
 of the same tokens stays its sequence's own and is never named here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
 
 from proto.events import BlocksRemoved, BlocksStored, KvEvent, pack_hashes
 
@@ -45,27 +46,25 @@ class PrefixCache:
             return
         self._block_of[key] = block
         self._hash_of[block] = key
-        self._note(key, BlocksStored)
+        if self._changes.pop(key, BlocksStored) is BlocksStored:
+            self._changes[key] = BlocksStored
 
-    def forget(self, block: int) -> None:
-        """Takes the name of `block` away; one without a name stays so."""
-        key = self._hash_of[block]
-        if key is None:
-            return
-        self._hash_of[block] = None
-        del self._block_of[key]
-        self._note(key, BlocksRemoved)
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Takes the names of `blocks` away, of thousands for a long prompt; those without stay so."""
+        hash_of, block_of, changes = self._hash_of, self._block_of, self._changes
+        for block in blocks:
+            key = hash_of[block]
+            if key is not None:
+                hash_of[block] = None
+                del block_of[key]
+                if changes.pop(key, BlocksRemoved) is BlocksRemoved:
+                    changes[key] = BlocksRemoved
 
     def take_events(self) -> list[KvEvent]:
         """What changed since the last call, in order, neighbours of a kind in one event."""
         changes, self._changes = self._changes, {}
-        runs: list[tuple[type[KvEvent], list[bytes]]] = []
-        for key, kind in changes.items():
-            if not runs or runs[-1][0] is not kind or len(runs[-1][1]) == MAX_EVENT_HASHES:
-                runs.append((kind, []))
-            runs[-1][1].append(key)
-        return [kind(pack_hashes(keys)) for kind, keys in runs]
-
-    def _note(self, key: bytes, kind: type[KvEvent]) -> None:
-        if self._changes.pop(key, kind) is kind:
-            self._changes[key] = kind
+        events: list[KvEvent] = []
+        for kind, alike in groupby(changes, changes.__getitem__):
+            while keys := list(islice(alike, MAX_EVENT_HASHES)):
+                events.append(kind(pack_hashes(keys)))
+        return events

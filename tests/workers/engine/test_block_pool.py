@@ -102,7 +102,7 @@ def test_the_cache_is_its_naive_twin_and_its_events_replay_to_it(script: list[tu
             cache.store(key_of(number), block)
             twin.setdefault(number, block)
         elif verb == "f":
-            cache.forget(block)
+            cache.forget([block])
             twin = {key: value for key, value in twin.items() if value != block}
         elif verb == "m":
             expected: list[int] = []
@@ -169,7 +169,7 @@ def test_events_of_a_kind_share_a_message_of_bounded_size() -> None:
     for number in range(MAX_EVENT_HASHES + 10):
         cache.store(key_of(number), number)
     assert [len(event.hashes) // 16 for event in cache.take_events()] == [MAX_EVENT_HASHES, 10]
-    cache.forget(3)
+    cache.forget([3])
     assert cache.take_events() == [BlocksRemoved(key_of(3))]
 
 
@@ -177,5 +177,5 @@ def test_what_comes_and_goes_between_two_takes_is_not_told() -> None:
     cache = PrefixCache(1)
     for number in range(1000):
         cache.store(key_of(number), 0)
-        cache.forget(0)
+        cache.forget([0])
     assert cache.take_events() == []
