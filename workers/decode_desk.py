@@ -10,17 +10,19 @@ from proto.cards import ModelCard
 from proto.errors import DeadlineExceeded, Fault, GoElsewhere, InvalidRequest, KvmeshError, to_fault
 from proto.jobs import PrefillJob
 from proto.names import new_id
-from proto.requests import GenerateRequest, RoutedRequest
+from proto.requests import Decision, GenerateRequest, RoutedRequest
 from proto.roles import Role
-from proto.tokens import pack_tokens
+from proto.tokens import TOKEN_BYTES, count_tokens, pack_tokens
 from services.metrics import WorkerMetrics
 from services.tracing import Tracing
+from workers.decisions import Decisions
 from workers.early_cancels import EarlyCancels
 from workers.engine.engine import Engine
 from workers.engine.grammar_state import GrammarState
 from workers.engine.sequence import SequenceSpec
 from workers.engine.step import SequenceProgress
 from workers.grammars import GrammarCompiler
+from workers.long_prompt import ReadPrompt, is_long, read_prompt
 from workers.outbox import Outbox
 from workers.request_spec import plan_sequence
 from workers.roles.hand_over_taker import TakerTools, Taking
@@ -78,7 +80,8 @@ class DecodeDesk:
         self._early_cancels = EarlyCancels(rules.early_cancel_s)
         self._group: asyncio.TaskGroup | None = None
         self.served = ServedTable()
-        self.decisions: dict[str, int] = {}
+        self.decisions = Decisions()
+        self._reading = asyncio.Lock()
 
     async def run(self) -> None:
         """For ever. Cancel: remote prefills are called off."""
@@ -89,8 +92,11 @@ class DecodeDesk:
             finally:
                 self._group = None
 
-    def accept(self, routed: RoutedRequest) -> None:
+    async def accept(self, routed: RoutedRequest) -> None:
         """Take a request; its first frame goes out at once. One that is here, or was, is taken twice.
+
+        Only for a long prompt is there something to await: it is read while the loop turns. Cancel: as if it
+        had not come.
 
         Raises:
             GoElsewhere: not the role, the state or the epoch for it.
@@ -98,28 +104,35 @@ class DecodeDesk:
             DeadlineExceeded: its time is over.
             Overloaded: too many wait already.
         """
-        request = routed.request
-        self._note(routed)
-        self._term.check_takes(Role.DECODE, routed.decision.epoch)
+        request, decision = routed.request, routed.decision
+        self.decisions.note(decision)
+        prompt = None
+        if self._is_wanted(request, decision) and is_long(request):
+            with self.decisions.holding_open(decision):
+                async with self._reading:  # one at a time: a slice of each would make a turn of the loop long
+                    prompt = await read_prompt(request, self._card.kv_class)
+        if self._is_wanted(request, decision):
+            self._begin(request, prompt, decision.prefill_prefixes)
+
+    def _is_wanted(self, request: GenerateRequest, decision: Decision) -> bool:
+        """False: it is here, or was. Raises what `accept` says of what is not for this worker, or not now."""
+        self._term.check_takes(Role.DECODE, decision.epoch)
         if request.model != self._card.name:
             raise GoElsewhere(worker=self._term.worker, reason=f"its model is {self._card.name}")
         is_known = self._outbox.has(request.request, request.attempt)
-        if not is_known and not self._early_cancels.has(request.request, request.attempt):
-            self._begin(request, routed.decision.prefill_prefixes)
+        return not is_known and not self._early_cancels.has(request.request, request.attempt)
 
-    def _note(self, routed: RoutedRequest) -> None:
-        """Reports say which decisions they include, and this one is in the next, taken or not."""
-        decision = routed.decision
-        self.decisions[decision.router] = max(decision.number, self.decisions.get(decision.router, 0))
-
-    def _begin(self, request: GenerateRequest, prefixes: Mapping[str, int]) -> None:
-        spec = plan_sequence(request, self._card)
+    def _begin(
+        self, request: GenerateRequest, prompt: ReadPrompt | None, prefixes: Mapping[str, int]
+    ) -> None:
+        spec = plan_sequence(request, self._card, prompt)
         self._check_grammar(spec.grammar)
         is_moving = request.source is not None and self._group is not None
         is_later = is_moving or spec.grammar is not None
         choice = None
         if not is_later and not spec.wants_scores:
-            choice = self._choose(len(spec.tokens), self._engine.match(spec.tokens, spec.salt), prefixes)
+            num_cached = self._engine.match(spec.tokens, spec.salt, spec.hashes)
+            choice = self._choose(len(spec.tokens), num_cached, prefixes)
         is_remote = choice is not None and choice.is_remote
         cached = self._engine.add(spec, await_kv=is_remote or is_later)
         stream = self._outbox.open(request.request, request.attempt, request.client, request.offset)
@@ -245,7 +258,7 @@ class DecodeDesk:
             model=request.model,
             owner=self._term.worker,
             owner_incarnation=self._term.incarnation,
-            prompt=pack_tokens(tokens[:end]),
+            prompt=_pack_first(end, request, tokens),
             deadline_s=request.deadline_s,
             cached_tokens=cached,
             salt=request.salt,
@@ -359,3 +372,9 @@ class DecodeDesk:
             served.job.settle(JobEnd.CANCELLED)
         if served.taking is not None:
             served.taking.stop()
+
+
+def _pack_first(end: int, request: GenerateRequest, tokens: list[int]) -> bytes:
+    """The first `end` of `tokens`, which begin with those of `request`: these came packed."""
+    packed = request.prompt + request.generated
+    return (packed + pack_tokens(tokens[count_tokens(packed) : end]))[: end * TOKEN_BYTES]

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from proto import control
 from proto.codec import decode, encode
 from proto.control import CONTROL_REQUESTS, ControlReply, ControlRequest
-from proto.errors import InternalFault, InvalidRequest, KvmeshError, to_fault
+from proto.errors import InternalFault, InvalidRequest, KvmeshError, Overloaded, to_fault
 from proto.hand_over import Drain, HandBack, PinSequence, SequencePinned, TakeOver, Undrain
 from proto.requests import Accepted, GenerateReply, Refused, RoutedRequest
 from proto.roles import AskRole, SwitchRole, TakeBackRole
@@ -17,6 +17,7 @@ from services.tracing import Tracing
 from workers.decode_desk import DecodeDesk
 from workers.engine.simulated_model import SimulatedTime
 from workers.event_publisher import EventPublisher
+from workers.long_prompt import LONG_BYTES
 from workers.outbox import Outbox
 from workers.prefill_desk import PrefillDesk
 from workers.roles.drainer import Drainer
@@ -27,6 +28,7 @@ from workers.roles.role_switch import RoleSwitch
 from workers.roles.term import Term
 
 MAX_WAITING = 10_000
+MAX_LONG = 1000
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class WorkerDoor:
         self._time = time
         self._tracing = tracing
         self._waiting: asyncio.Queue[tuple[bool, Delivery]] = asyncio.Queue(MAX_WAITING)
+        self._num_long = 0
 
     def on_generate(self, delivery: Delivery) -> None:
         self._enqueue(True, delivery)
@@ -84,7 +87,22 @@ class WorkerDoor:
                 if not is_generate:
                     await self._take_control(delivery, group)
                 elif not delivery.is_expired:  # else its router has sent it elsewhere by now
-                    await self._respond(delivery, self._answer_generate(delivery))
+                    await self._take_generate(delivery, group)
+
+    async def _take_generate(self, delivery: Delivery, group: asyncio.TaskGroup) -> None:
+        """A long request is read beside the others."""
+        if len(delivery.payload) < LONG_BYTES:
+            await self._answer_generate(delivery)
+        elif self._num_long < MAX_LONG:
+            self._num_long += 1
+            task = group.create_task(self._answer_generate(delivery), name="take a long request")
+            task.add_done_callback(self._forget_long)
+        else:
+            error = Overloaded(reason=f"{MAX_LONG} long requests are being read", retry_after_s=1)
+            await self._respond(delivery, Refused(to_fault(error)))
+
+    def _forget_long(self, _: asyncio.Task[None]) -> None:
+        self._num_long -= 1
 
     async def _take_control(self, delivery: Delivery, group: asyncio.TaskGroup) -> None:
         """What ends work is never too late."""
@@ -105,11 +123,14 @@ class WorkerDoor:
         except KvmeshError as error:
             log.info("an answer was not sent", extra={"reason": str(error)})
 
-    def _answer_generate(self, delivery: Delivery) -> GenerateReply:
+    async def _answer_generate(self, delivery: Delivery) -> None:
+        await self._respond(delivery, await self._accept(delivery))
+
+    async def _accept(self, delivery: Delivery) -> GenerateReply:
         try:
             routed = decode(delivery.payload, RoutedRequest)
             with self._tracing.span("accept", self._tracing.extract(delivery.headers)):
-                self._decode_desk.accept(routed)
+                await self._decode_desk.accept(routed)
         except KvmeshError as error:
             return Refused(to_fault(error))
         except Exception as error:

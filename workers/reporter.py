@@ -64,7 +64,7 @@ class Reporter:
             hit_tokens=load.hit_tokens,
             prompt_tokens=load.prompt_tokens,
             last_event=self._publisher.number,
-            decisions=dict(self._decode_desk.decisions),
+            decisions=self._decode_desk.decisions.included(),
             push_bytes_per_s=self._moved.push_bytes_per_s,
             jobs_taken=self._prefill_desk.num_taken,
             zone=self._zone,

@@ -15,6 +15,7 @@ from proto.tokens import count_tokens, unpack_tokens
 from workers.engine.grammar_state import GrammarState
 from workers.engine.runner import SampleParams
 from workers.engine.sequence import SequenceKind, SequenceSpec
+from workers.long_prompt import ReadPrompt
 
 MAX_REQUEST_ID_CHARS = 256
 MAX_NAMED_TOKENS = 1024
@@ -26,8 +27,12 @@ def sequence_name(request: str, attempt: int) -> str:
     return f"{request}/{attempt}"
 
 
-def plan_sequence(request: GenerateRequest, card: ModelCard) -> SequenceSpec:
+def plan_sequence(
+    request: GenerateRequest, card: ModelCard, prompt: ReadPrompt | None = None
+) -> SequenceSpec:
     """The sequence that serves `request`. The engine checks tokens and lengths.
+
+    Args: `prompt`: its tokens and hashes, where they have been read already.
 
     Raises:
         InvalidRequest: a field is wrong.
@@ -39,14 +44,14 @@ def plan_sequence(request: GenerateRequest, card: ModelCard) -> SequenceSpec:
         raise DeadlineExceeded(what="the request", limit_s=request.deadline_s)
     if request.offset != count_tokens(request.generated):
         raise InvalidRequest(field="offset", reason="it is not the number of generated tokens")
-    tokens = unpack_tokens(request.prompt)
-    num_prompt = len(tokens)
-    tokens += unpack_tokens(request.generated)
+    if prompt is None:
+        prompt = ReadPrompt(unpack_tokens(request.prompt) + unpack_tokens(request.generated), [])
+    num_prompt = count_tokens(request.prompt)
     check_scores(request.sampling.prompt_logprobs, num_prompt)
     return SequenceSpec(
         sequence=sequence_name(request.request, request.attempt),
         kind=SequenceKind.GENERATE,
-        tokens=tokens,
+        tokens=prompt.tokens,
         num_prompt=num_prompt,
         sample=_sample_params(request.sampling, card.vocab_size),
         max_tokens=request.stopping.max_tokens,
@@ -57,6 +62,7 @@ def plan_sequence(request: GenerateRequest, card: ModelCard) -> SequenceSpec:
         prompt_logprobs=_num_best(request.sampling.prompt_logprobs, card.vocab_size),
         grammar=_grammar(request.constraint, request.stopping, card),
         highest_token=max(highest_token(request.prompt), highest_token(request.generated)),
+        hashes=prompt.hashes,
     )
 
 

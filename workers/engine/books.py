@@ -55,7 +55,7 @@ class Books:
         return Sequence(
             spec=spec,
             tokens=tokens,
-            chain=HashChain(tokens, spec.salt, self._settings.block_size),
+            chain=HashChain(tokens, spec.salt, self._settings.block_size, spec.hashes),
             rank=(spec.priority, 0),
             token_limit=min(spec.num_prompt + spec.max_tokens, self.context_tokens),
         )

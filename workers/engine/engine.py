@@ -64,9 +64,12 @@ class Engine:
 
     # The verbs: from any thread.
 
-    def match(self, tokens: list[int], salt: bytes) -> int:
-        """Tokens of the longest cached prefix that a GENERATE of `tokens` could use; claims nothing."""
-        chain = HashChain(tokens, salt, self.settings.block_size)
+    def match(self, tokens: list[int], salt: bytes, hashes: Ordered[bytes] = ()) -> int:
+        """Tokens of the longest cached prefix that a GENERATE of `tokens` could use; claims nothing.
+
+        Args: `hashes`: those of the first blocks, as far as they are known.
+        """
+        chain = HashChain(tokens, salt, self.settings.block_size, hashes)
         return len(self._books.ledger.match(chain, len(tokens) - 1)) * self.settings.block_size
 
     def add(self, spec: SequenceSpec, *, await_kv: bool = False) -> int:
@@ -82,8 +85,8 @@ class Engine:
         """
         check_spec(spec, self.settings, self.context_tokens)
         sequence = self._books.new_sequence(spec)
-        # Hashed before the lock is taken, so that under it the same look-up is quick.
-        self._books.ledger.match(sequence.chain, sequence.max_cached_tokens)
+        if not spec.hashes:  # hashed before the lock is taken, so that under it the same look-up is quick
+            self._books.ledger.match(sequence.chain, sequence.max_cached_tokens)
         with self._changed:
             self._check_open(spec.sequence)
             num_cached = self._books.add(sequence, await_kv=await_kv)

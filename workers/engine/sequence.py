@@ -52,6 +52,8 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     first. `grammar` is this sequence's own, and may still be compiled while it awaits KV. A PREFILL is asked
     for no token, and ignores all that says how and when. `highest_token` is the highest id of `tokens`, where
     whoever unpacked them knows it: to look at each of 100,000 again takes the event loop two milliseconds.
+    `hashes` are those of its first full blocks, as far as somebody has them: what is lacking is hashed when
+    it is needed, while the engine's lock is held.
     """
 
     sequence: str
@@ -67,6 +69,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     prompt_logprobs: int | None = None
     grammar: GrammarState | None = None
     highest_token: int | None = None
+    hashes: list[bytes] = []
 
     @property
     def wants_scores(self) -> bool:

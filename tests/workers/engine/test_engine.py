@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from proto.blockhash import block_hashes
@@ -46,6 +47,19 @@ def test_the_next_turn_finds_the_generated_tokens_in_the_cache() -> None:
     answer, _ = serve(desk, spec_of("a", PROMPT, max_tokens=8))
     # The last generated token was never an input, so its KV does not exist.
     assert desk.engine.match([*PROMPT, *answer, 1, 2], SALT) == (len(PROMPT) + 7) // 4 * 4
+
+
+@pytest.mark.parametrize("num_known", [1, 2])
+def test_hashes_that_come_with_a_prompt_name_what_would_be_hashed_here(num_known: int) -> None:
+    hashes = block_hashes(pack_tokens(PROMPT), 4, SALT)[:num_known]
+    told, hashing = Desk(), Desk()
+    answer = serve(told, msgspec.structs.replace(spec_of("a", PROMPT), hashes=hashes))
+    assert answer == serve(hashing, spec_of("a", PROMPT))
+    for desk in (told, hashing):
+        desk.replay_events()
+    assert told.index == hashing.index
+    assert told.engine.match(PROMPT, SALT, hashes) == told.engine.match(PROMPT, SALT)
+    told.assert_at_rest()
 
 
 def test_another_salt_shares_nothing() -> None:
