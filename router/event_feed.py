@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 import msgspec
+import numpy as np
 
 from proto.blockhash import HASH_BYTES
 from proto.errors import Conflict, InvalidRequest
@@ -152,7 +153,7 @@ class EventFeed:
                 yield
                 self._feed_of(fetch)
         for start in range(0, len(stale), SLICE_BLOCKS):
-            self._index.remove(fetch.worker, stale[start : start + SLICE_BLOCKS])
+            self._index.remove(fetch.worker, np.array(stale[start : start + SLICE_BLOCKS], np.int64))
             yield
             self._feed_of(fetch)
         feed = self._feed_of(fetch)

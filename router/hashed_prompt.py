@@ -46,7 +46,7 @@ async def hash_prompt(request: GenerateRequest, kv_class: KvClass) -> HashedProm
     hashes = bytearray()
     while piece := b"".join(islice(hashing, SLICE_BLOCKS)):
         hashes += piece
-        if len(piece) == SLICE_BLOCKS * HASH_BYTES:
+        if len(hashes) >= SLICE_BLOCKS * HASH_BYTES:  # also after the last: to note its choice takes a while
             await asyncio.sleep(0)
     packed, num_tokens = bytes(hashes), count_tokens(tokens)
     most_hit_tokens = 0 if request.wants_scores else max(0, num_tokens - 1)

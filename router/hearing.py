@@ -105,7 +105,7 @@ class Hearing:
         self._view.put_report(beat)
         self._feed.take_report(beat.worker, beat.last_event, now_s)
         self._predictions.settle(
-            beat.worker, beat.decisions, lambda key: self._index.has(beat.worker, key), now_s
+            beat.worker, beat.decisions, lambda keys: self._index.which_of(beat.worker, keys), now_s
         )
         self._hits.report(beat, now_s)
         self.tell()

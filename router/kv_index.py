@@ -11,7 +11,7 @@ an eviction lies: `match` jumps from change to change. It needs no promise that 
 that evicted block 2 and still holds block 5 is out of the set at 2, and sets are only ever intersected.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -26,6 +26,7 @@ from router.slots import Slots
 
 FIRST_LOOK = 128  # blocks of a prompt that are looked up before it is known whether anybody holds any
 SCAN_POSITIONS = 65_536
+MANY_KEYS = 256
 EVERYBODY = -1
 NEVER_ZERO = np.int64(-1 << 63)
 
@@ -69,11 +70,6 @@ class KvIndex:
     def num_blocks_of(self, worker: str) -> int:
         return self._num_held.get(worker, 0)
 
-    def has(self, worker: str, key: int) -> bool:
-        slot = self._slots.find(worker)
-        (position,) = self._table.find(np.array([key], np.int64))
-        return slot is not None and bool(self._sets.masks[self._table.values[position]] >> slot & 1)
-
     def which_of(self, worker: str, keys: Keys) -> NDArray[np.bool_]:
         """For each of these whether `worker` holds it."""
         is_theirs = np.zeros(len(keys), np.bool_)
@@ -107,7 +103,7 @@ class KvIndex:
         if isinstance(event, BlocksStored):
             self.add(worker, keys)
         else:
-            self._remove(worker, keys)
+            self.remove(worker, keys)
 
     def apply_all(self, worker: str, events: Iterable[KvEvent]) -> None:
         """As `apply` for each in order; neighbours of a kind are taken at once, which costs far less."""
@@ -120,9 +116,12 @@ class KvIndex:
         num_new = self._change(self._table.put(_distinct(keys)), lambda mask: mask | bit)
         self._num_held[worker] = self._num_held.get(worker, 0) + num_new
 
-    def remove(self, worker: str, keys: Collection[int]) -> None:
+    def remove(self, worker: str, keys: Keys) -> None:
         """`worker` does not hold these."""
-        self._remove(worker, np.fromiter(keys, np.int64, len(keys)))
+        if self._num_held.get(worker):
+            bit = 1 << self._slots.allot(worker)
+            positions = self._table.find(_distinct(keys))
+            self._num_held[worker] -= self._change(positions[positions >= 0], lambda mask: mask & ~bit)
 
     def forget(self, worker: str) -> None:
         """`worker` holds nothing any more, at once; blocks that only it held are for `sweep`."""
@@ -159,12 +158,6 @@ class KvIndex:
         if held:
             reaches.append((len(keys), held))
         return Match(reaches)
-
-    def _remove(self, worker: str, keys: Keys) -> None:
-        if self._num_held.get(worker):
-            bit = 1 << self._slots.allot(worker)
-            positions = self._table.find(_distinct(keys))
-            self._num_held[worker] -= self._change(positions[positions >= 0], lambda mask: mask & ~bit)
 
     def _change(self, positions: Positions, change: Callable[[int], int]) -> int:
         """Changes the holders of blocks; how many blocks have other ones now."""
@@ -231,4 +224,8 @@ def _bits_of(masks: Sequence[int], num_slots: int) -> NDArray[np.uint8]:
 
 
 def _distinct(keys: Keys) -> Keys:
-    return keys if len(set(keys.tolist())) == len(keys) else np.unique(keys)
+    """A set tells soonest of few keys, a sort of the thousands that a long prompt has."""
+    if len(keys) < MANY_KEYS:
+        return keys if len(set(keys.tolist())) == len(keys) else np.unique(keys)
+    in_order = np.sort(keys)
+    return np.unique(in_order) if (in_order[1:] == in_order[:-1]).any() else keys

@@ -14,9 +14,6 @@ class Slots:
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(self._slots.items())
 
-    def find(self, worker: str) -> int | None:
-        return self._slots.get(worker)
-
     def allot(self, worker: str) -> int:
         """The number of `worker`, a free one when it has none."""
         slot = self._slots.get(worker)

@@ -12,10 +12,6 @@ RULES = FeedRules(grace_s=0.3, pause_s=2.0, max_held=8)
 HASHES = [bytes([number]) * 16 for number in range(1, 12)]
 
 
-def key_of(hash_: bytes) -> int:
-    return int(block_keys(hash_)[0])
-
-
 class Publisher:
     """A worker's cache and what it says of it."""
 
@@ -52,7 +48,8 @@ def make_feed() -> tuple[KvIndex, EventFeed]:
 
 
 def held_by(index: KvIndex) -> set[bytes]:
-    return {hash_ for hash_ in HASHES if index.has("w", key_of(hash_))}
+    is_held = index.which_of("w", block_keys(b"".join(HASHES)))
+    return {hash_ for hash_, is_theirs in zip(HASHES, is_held, strict=True) if is_theirs}
 
 
 def fetch_all(feed: EventFeed, pages: list[SnapshotPage]) -> None:

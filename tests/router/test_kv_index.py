@@ -95,8 +95,6 @@ def test_the_index_says_what_its_naive_twin_says(
         held = naive.held.get(worker, set())
         assert index.num_blocks_of(worker) == len(held)
         assert set(index.keys_of(worker)) == set(block_keys(pack_hashes(sorted(held))).tolist())
-        for hash_ in HASHES:
-            assert index.has(worker, int(block_keys(hash_)[0])) == (hash_ in held)
         of_all = index.which_of(worker, block_keys(pack_hashes(HASHES)))
         assert of_all.tolist() == [hash_ in held for hash_ in HASHES]
 

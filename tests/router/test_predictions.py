@@ -3,6 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from router.block_table import Keys
 from router.kv_index import NEVER_ZERO
@@ -32,12 +33,12 @@ def matched(predictions: Predictions, keys: list[int]) -> dict[str, int]:
     return reach_of(predictions.match(as_keys(keys)), SLOTS)
 
 
-def nothing_stored(_: int) -> bool:
-    return False
+def nothing_stored(keys: Keys) -> NDArray[np.bool_]:
+    return np.zeros(len(keys), np.bool_)
 
 
-def everything_stored(_: int) -> bool:
-    return True
+def everything_stored(keys: Keys) -> NDArray[np.bool_]:
+    return np.ones(len(keys), np.bool_)
 
 
 def test_a_sibling_follows_a_choice_that_no_event_confirms_yet() -> None:
@@ -108,18 +109,22 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(
 )
 
 
-@given(st.lists(st.tuples(st.booleans(), prompts), max_size=20), prompts)
+@given(st.lists(st.tuples(st.sampled_from("nnnws"), prompts), max_size=20), prompts)
 def test_promised_prefixes_are_what_a_naive_twin_says(
-    history: list[tuple[bool, list[int]]], asked: list[int]
+    history: list[tuple[str, list[int]]], asked: list[int]
 ) -> None:
     predictions = make(100)
     made: list[Promise] = []
-    for number, (is_new, keys) in enumerate(history):
-        if is_new or not made:
+    for number, (verb, keys) in enumerate(history):
+        if verb == "n" or not made:
             made.append(promise(number, keys))
             predictions.note(made[-1])
-        else:
+        elif verb == "w":
             predictions.withdraw(made.pop(0))
+        else:
+            num_taken = len(made) // 2 + 1
+            predictions.settle("w", {"r": made[num_taken - 1].number}, everything_stored, 1.0)
+            made = made[num_taken:]
     wanted = as_keys(asked).tolist()
     depths = [
         sum(mine == theirs for mine, theirs in zip(one.keys.tolist(), wanted, strict=False)) for one in made
