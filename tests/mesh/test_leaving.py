@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import msgspec
 import pytest
 
 from proto import subjects
 from services.bus import BusSettings, open_bus
 from services.jetstream import ApiReply, ask_api
+from services.replay.http_call import Server, call, parse_url
 from tests.mesh.running_mesh import RunningMesh, run_mesh
 from tests.tiny_model import write_tiny_llama
 
@@ -111,16 +111,16 @@ def test_five_hundred_clients_leave_nothing_behind_on_many_workers(
 async def see_clients_leave(
     mesh: RunningMesh, chosen: random.Random, num_clients: int, limit_s: float = LIMIT_S
 ) -> None:
-    """`NUM_TOGETHER` at any time, until so many requests have lost their client, and some in each phase."""
+    """`NUM_TOGETHER` at any time, until so many requests have lost their client, and some in each phase.
+
+    Each request has a connection of its own: a pool of them loses some to those who leave while they wait for
+    one, and has none left in the end.
+    """
     unseen = {(child, gauge) for child, gauges in PHASES.items() for gauge in gauges}
-    limits = httpx.Limits(max_connections=NUM_TOGETHER)
-    async with (
-        asyncio.timeout(limit_s),
-        httpx.AsyncClient(base_url=mesh.url, timeout=LIMIT_S, limits=limits, trust_env=False) as http,
-        asyncio.TaskGroup() as tasks,
-    ):
+    server = parse_url(mesh.url)
+    async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
         clients = [
-            tasks.create_task(_come_and_leave(http, chosen), name=f"client {number}")
+            tasks.create_task(_come_and_leave(server, chosen), name=f"client {number}")
             for number in range(NUM_TOGETHER)
         ]
         while unseen or await _count(mesh, "cancelled") < num_clients:
@@ -137,12 +137,12 @@ async def _count(mesh: RunningMesh, reason: str) -> float:
     return await asyncio.to_thread(mesh.metric, "frontend-0", counter, reason=reason)
 
 
-async def _come_and_leave(http: httpx.AsyncClient, chosen: random.Random) -> None:
+async def _come_and_leave(server: Server, chosen: random.Random) -> None:
     """One after the other, each for as long as its patience lasts."""
     while True:
         with suppress(TimeoutError):
             async with asyncio.timeout(chosen.choice(PATIENCE_S) * chosen.random()):
-                await _ask(http, _body(chosen))
+                await _ask(server, _body(chosen))
 
 
 def _body(chosen: random.Random) -> dict[str, object]:
@@ -158,11 +158,13 @@ def _body(chosen: random.Random) -> dict[str, object]:
     }
 
 
-async def _ask(http: httpx.AsyncClient, body: dict[str, object]) -> None:
-    async with http.stream("POST", "/v1/completions", json=body) as response:
-        said = b"".join([piece async for piece in response.aiter_bytes()])
-        assert response.status_code == 200, said
-        assert b'"error"' not in said, said
+async def _ask(server: Server, body: dict[str, object]) -> None:
+    pieces: list[tuple[int, bytes]] = []
+    request = server.request("POST", "/v1/completions", json.dumps(body).encode())
+    await call(server, request, lambda status, piece: pieces.append((status, piece)))
+    said = b"".join(piece for _, piece in pieces)
+    assert {status for status, _ in pieces} == {200}, said
+    assert b'"error"' not in said, said
 
 
 def check_empty(mesh: RunningMesh) -> None:
