@@ -1,5 +1,6 @@
 """A request on its way to a worker: choose, note, tell the other routers, offer; if refused, elsewhere."""
 
+import asyncio
 import time
 from collections.abc import Collection
 
@@ -32,7 +33,7 @@ from proto.subjects import worker_generate
 from proto.tokens import count_tokens
 from router.chooser import Ask, Chooser
 from router.explaining import explain
-from router.hashed_prompt import HashedPrompt
+from router.hashed_prompt import SLICE_BLOCKS, HashedPrompt
 from router.hearing import Hearing
 from router.predictions import Promise
 from router.settings import RouterSettings
@@ -186,6 +187,8 @@ class Forwarder:
 
     async def _ask(self, pending: Pending, choice: Choice) -> GenerateReply:
         """The worker's answer. The other routers hear of it at once, before it."""
+        if len(pending.prompt.keys) > SLICE_BLOCKS:  # to choose took a while, and so will the copies
+            await asyncio.sleep(0)
         ns, left_s = self._settings.mesh.ns, max(0.0, pending.until_s - time.monotonic())
         request = msgspec.structs.replace(pending.request, deadline_s=left_s)
         payload = encode(RoutedRequest(request, choice.decision))
