@@ -24,6 +24,7 @@ NUM_WORDS = 170  # with the chat template about 200 tokens of the default model
 NUM_TOKENS = 64
 ALONE = 100
 STREAMS = {"32": 1500, "256": 2500}
+NUM_TIMES = 4  # the first that psutil tells: of a process in user mode and system, and of its ended children
 PACED_STEP_S = 0.05
 PACED_STREAMS = {"32": 96, "256": 768}
 ENGINE = {
@@ -44,11 +45,14 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def cpu_s(mesh: RunningMesh) -> dict[str, float]:
-    """Seconds of CPU so far, by kind of process."""
+    """Seconds of CPU so far, by kind of process. What one has started itself, as a frontend the process that
+    tokenises, counts with it, ended or not."""
     spent: dict[str, float] = {}
     for child in mesh.file.processes:
-        times = psutil.Process(child.pid).cpu_times()
-        spent[child.kind] = spent.get(child.kind, 0.0) + times.user + times.system
+        process = psutil.Process(child.pid)
+        family = [process, *process.children(recursive=True)]
+        times = [sum(each.cpu_times()[:NUM_TIMES]) for each in family]
+        spent[child.kind] = spent.get(child.kind, 0.0) + sum(times)
     return spent
 
 
