@@ -21,7 +21,8 @@ from proto.errors import InternalFault, NothingPosted, PeerGone
 from proto.layout import PoolLayout
 from workers.transfer.copy_plan import Copies
 from workers.transfer.nixl_agent import TransferState
-from workers.transfer.nixl_line import LinePosted, NixlLine
+from workers.transfer.nixl_line import NixlLine
+from workers.transfer.shared_post import SharedPost
 from workers.transfer.transfers import Operation
 
 MAX_LINES: Final = 3
@@ -44,7 +45,7 @@ class Posted(NamedTuple):
     """What `try_post` started."""
 
     way: _Way
-    posted: LinePosted
+    post: SharedPost
 
 
 class NixlTransport:
@@ -163,12 +164,11 @@ class NixlTransport:
         Raises:
             PeerGone: it failed.
         """
-        return posted.way.line.check(agent, posted.posted)
+        return posted.way.line.check(posted.post)
 
     def release(self, posted: Posted) -> None:
-        """See `NixlAgent`. A former way that was kept for it alone ends."""
+        """See `KvTransport`. A former way that was kept for it alone ends."""
         way = posted.way
-        way.line.release(posted.posted)
         way.num_moving -= 1
         if not way.num_moving and way in self._former:
             self._former.remove(way)

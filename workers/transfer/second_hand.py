@@ -1,10 +1,11 @@
-"""A second agent over the same pool, and the thread that everything of it happens in.
+"""The second hand of a line: an agent over the same pool, and the thread that everything of it happens in.
 
 ```
- transfer thread ──► orders ──► second thread: post ─ check ─ release ──► the half is settled, and `wake`
+ transfer thread ──► offers ──► second thread: take ─ post ─ check ─► the portion has ended
+                                                                      and, of the last one, `wake`
 ```
 
-It goes on with its halves while the transfer thread tells of what ended and takes what waits, so that there
+It goes on with its portions while the transfer thread tells of what ended and takes what waits, so that there
 is copying all the time.
 """
 
@@ -12,28 +13,24 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
-from proto.errors import InternalFault, KvmeshError, NothingPosted, PeerGone
-from workers.transfer.copy_plan import Copies
+from proto.errors import InternalFault, PeerGone
+from workers.transfer.cores import current_core, kept_off
+from workers.transfer.hand import Hand
 from workers.transfer.looks import IDLE_LOOK_S, POLL_S
-from workers.transfer.nixl_agent import NixlAgent, TransferState
-from workers.transfer.transfers import Operation
+from workers.transfer.nixl_agent import NixlAgent
+from workers.transfer.shared_post import SharedPost
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Half:
-    """Settled with None once its bytes lie at the target, or with what went wrong."""
+class _Offer:
+    """`core` is where the first hand copies."""
 
-    operation: Operation
-    agent: str
-    copies: Copies
-    remote_device: str
-    over: "Future[None]"
+    post: SharedPost
+    core: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +41,17 @@ class _Farewell:
 class SecondHand:
     """Opened when it is first needed. Peers know nothing of it: it writes, and is told nothing.
 
-    Its methods are called from one thread; `wake` is called in another one whenever a half is settled.
+    Its methods are called from one thread; `wake` is called in another one when a post has ended here.
     """
 
     def __init__(self, agent: NixlAgent) -> None:
         self._agent = agent
+        self._hand = Hand(agent)
         self._wake: Callable[[], None] = lambda: None
-        self._orders: queue.SimpleQueue[_Half | _Farewell | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[_Offer | _Farewell | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="transfer-2", daemon=True)
         self._metadata: dict[str, bytes] = {}
         self._met: set[str] = set()
-        self._moving: list[tuple[_Half, Any]] = []
         self._is_open = False
         self._is_refused = False
 
@@ -71,21 +68,10 @@ class SecondHand:
         self._metadata.pop(agent, None)
         self._orders.put(_Farewell(agent))
 
-    def try_post(
-        self, operation: Operation, agent: str, copies: Copies, remote_device: str
-    ) -> "Future[None] | None":
-        """When it is over, or the `PeerGone` of it. None: there is no second agent to be had here."""
-        if not self._is_open and not self._try_open():
-            return None
-        half = _Half(operation, agent, copies, remote_device, Future())
-        self._orders.put(half)
-        if not self._thread.is_alive():
-            self._refuse_rest()
-        return half.over
-
-    def _try_open(self) -> bool:
-        if self._is_refused:
-            return False
+    def try_open(self) -> bool:
+        """Whether there is a second agent to be had here."""
+        if self._is_open or self._is_refused:
+            return self._is_open
         try:
             self._agent.open()
         except InternalFault as error:  # as where there is one port to listen on
@@ -95,6 +81,10 @@ class SecondHand:
         self._is_open = True
         self._thread.start()
         return True
+
+    def offer(self, post: SharedPost) -> None:
+        """It may take of it what it can; nobody waits for that."""
+        self._orders.put(_Offer(post, current_core()))
 
     def close(self) -> None:
         """When nothing moves any more."""
@@ -108,42 +98,38 @@ class SecondHand:
             while self._take_order():
                 self._look()
         finally:
-            for half, _ in self._moving:
-                self._settle(half, _ended())
-            self._refuse_rest()
+            for post, handles in self._hand.moving.items():
+                for _ in handles:
+                    post.end(InternalFault(reason="the second thread has ended"))
 
     def _take_order(self) -> bool:
         """Carries out the next one, if one comes before the next look is due; False: the end."""
         try:
-            order = self._orders.get(timeout=POLL_S if self._moving else IDLE_LOOK_S)
+            order = self._orders.get(timeout=POLL_S if self._hand.moving else IDLE_LOOK_S)
         except queue.Empty:
             return True
-        if isinstance(order, _Half):
-            self._start(order)
+        if isinstance(order, _Offer):
+            self._carry(order)
         elif order is not None:
             self._leave(order.agent)
         return order is not None
 
-    def _start(self, half: _Half) -> None:
-        try:
-            self._meet(half.agent)
-            handle = self._agent.post(half.operation, half.agent, half.copies, half.remote_device)
-        except KvmeshError as error:
-            self._settle(half, error)
-        else:
-            self._moving.append((half, handle))
+    def _carry(self, offer: _Offer) -> None:
+        if self._has_met(offer.post.agent):
+            with kept_off(offer.core):
+                self._hand.carry(offer.post)
+            self._tell_if_over(offer.post)
 
-    def _meet(self, agent: str) -> None:
-        """
-        Raises:
-            PeerGone: it cannot be reached.
-        """
+    def _has_met(self, agent: str) -> bool:
+        """What it cannot reach is left to the first hand, which hears why."""
         metadata = self._metadata.get(agent)
-        if metadata is None:
-            raise NothingPosted(peer=agent, reason="it has not been met")
-        if agent not in self._met:
-            self._agent.add_peer(metadata)
-            self._met.add(agent)
+        if agent not in self._met and metadata is not None:
+            try:
+                self._agent.add_peer(metadata)
+                self._met.add(agent)
+            except PeerGone as error:
+                log.info("a peer cannot be met by the second thread", extra={"reason": str(error)})
+        return agent in self._met
 
     def _leave(self, agent: str) -> None:
         if agent not in self._met:
@@ -156,37 +142,11 @@ class SecondHand:
 
     def _look(self) -> None:
         """Drives what moves, and lets peers say goodbye."""
-        self._moving = [(half, handle) for half, handle in self._moving if not self._is_over(half, handle)]
+        for post in list(self._hand.moving):
+            self._hand.look_at(post)
+            self._tell_if_over(post)
         self._agent.take_notices()
 
-    def _is_over(self, half: _Half, handle: Any) -> bool:
-        fault: KvmeshError | None = None
-        try:
-            if self._agent.check(half.agent, handle) is TransferState.MOVING:
-                return False
-        except KvmeshError as error:
-            fault = error
-        self._agent.release(handle)
-        self._settle(half, fault)
-        return True
-
-    def _settle(self, half: _Half, fault: KvmeshError | None) -> None:
-        if fault is None:
-            half.over.set_result(None)
-        else:
-            half.over.set_exception(fault)
-        self._wake()
-
-    def _refuse_rest(self) -> None:
-        """Whoever takes a half refuses it, so each is refused once."""
-        try:
-            while True:
-                order = self._orders.get_nowait()
-                if isinstance(order, _Half):
-                    self._settle(order, _ended())
-        except queue.Empty:
-            return
-
-
-def _ended() -> InternalFault:
-    return InternalFault(reason="the second thread has ended")
+    def _tell_if_over(self, post: SharedPost) -> None:
+        if post.is_over:
+            self._wake()

@@ -14,6 +14,7 @@ from workers.transfer import nixl_line
 @pytest.fixture(autouse=True)
 def _share_the_smallest_posts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl_line, "MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr(nixl_line, "MIN_PORTION_BYTES", 1)
 
 
 def second_threads() -> set[threading.Thread]:
