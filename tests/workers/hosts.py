@@ -13,11 +13,15 @@ Their processes and memory are one machine's all the same: workers on them are t
 """
 
 import ctypes
+import fcntl
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
 
 LEFT, RIGHT = "kvmesh-left", "kvmesh-right"
 ADDRESSES = {LEFT: "10.213.7.2", RIGHT: "10.213.7.6"}
@@ -27,6 +31,8 @@ OUR_ADDRESS = "10.213.7.1"
 _OUR_LINK = "kvmesh"
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
 _UP_S = 10.0
+_TURN_S = 100.0
+_LOCK = Path(tempfile.gettempdir()) / "kvmesh-hosts.lock"
 _MS_REC, _MS_SLAVE = 0x4000, 0x80000
 
 
@@ -80,14 +86,37 @@ def open_hosts() -> Iterator[Hosts]:
     """
     Raises:
         NoRights: namespaces cannot be made here.
+        TimeoutError: another run has had them for too long.
     """
-    _remove()
-    try:
-        _make_namespaces()
-        _make_links()
-        yield Hosts()
-    finally:
+    with _turn():
         _remove()
+        try:
+            _make_namespaces()
+            _make_links()
+            yield Hosts()
+        finally:
+            _remove()
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Names and addresses are the machine's: two runs of the tests at once have them one after the other."""
+    end_s = time.monotonic() + _TURN_S
+    with _LOCK.open("w") as lock:
+        while not _has_locked(lock):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"another run has the hosts, see {_LOCK}")
+            time.sleep(0.1)
+        yield
+
+
+def _has_locked(lock: IO[str]) -> bool:
+    """From then on until the file is closed, be it by the end of the process."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _make_namespaces() -> None:
