@@ -12,7 +12,7 @@ from proto.jobs import PrefillJob
 from proto.names import new_id
 from proto.requests import Decision, GenerateRequest, RoutedRequest
 from proto.roles import Role
-from proto.tokens import TOKEN_BYTES, count_tokens, pack_tokens
+from proto.tokens import pack_tokens
 from services.metrics import WorkerMetrics
 from services.tracing import Tracing
 from workers.decisions import Decisions
@@ -22,7 +22,7 @@ from workers.engine.grammar_state import GrammarState
 from workers.engine.sequence import SequenceSpec
 from workers.engine.step import SequenceProgress
 from workers.grammars import GrammarCompiler
-from workers.long_prompt import ReadPrompt, is_long, read_prompt
+from workers.long_prompt import ReadPrompt, is_long, pack_first, read_prompt
 from workers.outbox import Outbox
 from workers.request_spec import plan_sequence
 from workers.roles.hand_over_taker import TakerTools, Taking
@@ -258,7 +258,7 @@ class DecodeDesk:
             model=request.model,
             owner=self._term.worker,
             owner_incarnation=self._term.incarnation,
-            prompt=_pack_first(end, request, tokens),
+            prompt=pack_first(end, request, tokens),
             deadline_s=request.deadline_s,
             cached_tokens=cached,
             salt=request.salt,
@@ -372,9 +372,3 @@ class DecodeDesk:
             served.job.settle(JobEnd.CANCELLED)
         if served.taking is not None:
             served.taking.stop()
-
-
-def _pack_first(end: int, request: GenerateRequest, tokens: list[int]) -> bytes:
-    """The first `end` of `tokens`, which begin with those of `request`: these came packed."""
-    packed = request.prompt + request.generated
-    return (packed + pack_tokens(tokens[count_tokens(packed) : end]))[: end * TOKEN_BYTES]

@@ -8,7 +8,7 @@ from proto.blockhash import block_salt, iter_block_hashes
 from proto.cards import KvClass
 from proto.errors import InvalidRequest
 from proto.requests import GenerateRequest
-from proto.tokens import TOKEN_BYTES, unpack_tokens
+from proto.tokens import TOKEN_BYTES, count_tokens, pack_tokens, unpack_tokens
 
 LONG_BYTES = 8192 * TOKEN_BYTES
 """From here on a request is read so. What is shorter takes the loop half a millisecond."""
@@ -45,3 +45,9 @@ async def read_prompt(request: GenerateRequest, kv_class: KvClass) -> ReadPrompt
         hashes += iter_block_hashes(piece, kv_class.block_size, salt, parent)
         await asyncio.sleep(0)
     return ReadPrompt(tokens, hashes)
+
+
+def pack_first(end: int, request: GenerateRequest, tokens: list[int]) -> bytes:
+    """The first `end` of `tokens`, which begin with those of `request`: these came packed."""
+    packed = request.prompt + request.generated
+    return (packed + pack_tokens(tokens[count_tokens(packed) : end]))[: end * TOKEN_BYTES]

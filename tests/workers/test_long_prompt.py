@@ -12,7 +12,7 @@ from proto.cards import KvClass, ModelCard, TextFiles
 from proto.errors import InvalidRequest
 from proto.requests import GenerateRequest, Sampling, Stopping
 from proto.tokens import pack_tokens
-from workers.long_prompt import LONG_BYTES, is_long, read_prompt
+from workers.long_prompt import LONG_BYTES, is_long, pack_first, read_prompt
 from workers.request_spec import plan_sequence
 
 KV_CLASS = KvClass("digest", "float32", 4)
@@ -68,6 +68,15 @@ def test_the_loop_turns_for_every_thousand_tokens_of_a_long_prompt() -> None:
 
     asyncio.run(read())
     assert num_turns >= 97
+
+
+@given(st.lists(st.integers(0, 999), min_size=1), st.lists(st.integers(0, 999)), st.data())
+def test_the_first_of_a_sequences_tokens_are_packed_whoever_generated_them(
+    prompt: list[int], generated: list[int], data: st.DataObject
+) -> None:
+    tokens = prompt + generated + data.draw(st.lists(st.integers(0, 999)), label="since")
+    end = data.draw(st.integers(0, len(tokens)), label="end")
+    assert pack_first(end, request_of(prompt, generated), tokens) == pack_tokens(tokens[:end])
 
 
 def test_what_is_long_counts_what_was_generated_too() -> None:
