@@ -19,14 +19,11 @@ class Post:
         self.agent = first.agent
         self.remote_device = first.remote_device
         self.transfers = [first]
+        self.num_bytes = first.num_bytes
 
     @property
     def copies(self) -> Copies:
         return join_copies([transfer.copies for transfer in self.transfers])
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(transfer.num_bytes for transfer in self.transfers)
 
     def try_join(self, transfer: Transfer) -> bool:
         """Whether `transfer` leaves with these."""
@@ -38,6 +35,7 @@ class Post:
         if not is_alike or self.num_bytes + transfer.num_bytes > MAX_POST_BYTES:
             return False
         self.transfers.append(transfer)
+        self.num_bytes += transfer.num_bytes
         return True
 
     def drop_unstartable(self) -> None:
@@ -47,6 +45,7 @@ class Post:
             if transfer.may_start():
                 self.transfers.append(transfer)
             else:
+                self.num_bytes -= transfer.num_bytes
                 transfer.on_refused()
 
     def tell_moved(self, on_moved: OnMoved, took_s: float) -> None:

@@ -33,7 +33,7 @@ class SharedPost:
         self.fault: KvmeshError | None = None
         self._copies = copies
         self._portion_bytes = portion_bytes
-        self._ends_X = np.cumsum(copies.table[:, 2])
+        self._left_bytes = copies.num_bytes
         self._num_taken = 0
         self._num_moving = 0
         self._lock = threading.Lock()
@@ -44,15 +44,19 @@ class SharedPost:
             first = self._num_taken
             if first == len(self._copies):
                 return None
-            self._num_taken = self._end_of_portion(first)
             self._num_moving += 1
-            return Copies(self._copies.table[first : self._num_taken])
+            if self._left_bytes <= self._portion_bytes:
+                self._num_taken = len(self._copies)
+            else:
+                self._num_taken = self._end_of_portion(first)
+            copies = Copies(self._copies.table[first : self._num_taken])
+            self._left_bytes -= copies.num_bytes
+            return copies
 
     def _end_of_portion(self, first: int) -> int:
-        taken_bytes = int(self._ends_X[first - 1]) if first else 0
-        half_bytes = (self._copies.num_bytes - taken_bytes) // 2
-        end_bytes = taken_bytes + max(half_bytes, self._portion_bytes)
-        return min(int(np.searchsorted(self._ends_X, end_bytes)) + 1, len(self._copies))
+        ends_X = np.cumsum(self._copies.table[first:, 2])
+        portion_bytes = max(self._left_bytes // 2, self._portion_bytes)
+        return first + int(np.searchsorted(ends_X, portion_bytes)) + 1
 
     def end(self, fault: KvmeshError | None) -> None:
         """A portion lies at the target, or failed: then nothing more is begun."""
