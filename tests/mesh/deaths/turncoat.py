@@ -32,6 +32,8 @@ from tests.workers.harness import until
 NAME = "turncoat"
 ENVIRON = TIMES | PREFILL | {"KVMESH_DIRECTORY_LEASE_TTL_S": "3"}
 PATIENT_S = 60.0
+NUM_DECODERS = 3
+"""Those of the mesh, and the turncoat in that role."""
 NUM_COLD = 3
 COLD = [20] * 160
 """A prompt that is prefilled elsewhere, for a third of a second."""
@@ -80,6 +82,7 @@ class Turncoat:
 class Looks:
     """From where a mesh and its turncoat are looked at. `refused`: clients who were told to come again."""
 
+    mesh: MortalMesh
     ns: str
     operator: Operator
     directory: Directory
@@ -103,6 +106,7 @@ class Looks:
         """It decodes, and may be read for a while, which it does not leave that role before."""
         if (await self.operator.ask(NAME)).role is not Role.DECODE:
             await self.operator.become(NAME, Role.DECODE)
+        await until("every router may choose it", self._is_known, PATIENT_S)
         salt = await self.ask_cold(worker_id=NAME)
         kv_class = (await read_card(self.directory, self.ns, NAME)).kv_class
         hashes = block_hashes(
@@ -110,6 +114,10 @@ class Looks:
         )
         pinned = await self.operator.tell(NAME, Pin("test", pack_hashes(hashes), PIN_S), Pinned)
         assert pinned.blocks
+
+    async def _is_known(self) -> bool:
+        """It says itself that it is ready; routers hear of it when they hear of it."""
+        return await asyncio.to_thread(self.mesh.num_known_workers) == {NUM_DECODERS}
 
     async def is_agreed(self) -> bool:
         """Whether what it says, its card, its report and its order are one, and no switch is under way."""
@@ -146,6 +154,7 @@ async def open_looks(mesh: MortalMesh, stack: AsyncExitStack) -> Looks:
     directory = open_directory(DirectorySettings(endpoints=[mesh.etcd.url]))
     http = httpx.AsyncClient(base_url=mesh.running.url, timeout=PATIENT_S, trust_env=False)
     return Looks(
+        mesh,
         mesh.running.file.namespace,
         await stack.enter_async_context(open_operator(mesh.running)),
         await stack.enter_async_context(directory),
