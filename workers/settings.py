@@ -71,7 +71,9 @@ ReasoningParser = Annotated[
     ReasoningParserName,
     Meta(description="how it writes thoughts: none, think; auto: as its chat template shows"),
 ]
-BlockSize = Annotated[int, Meta(ge=1, description="tokens a block")]
+BlockSize = Annotated[
+    int, Meta(ge=1, description="tokens a block; of a multiple of 16 the KV moves in the largest pieces")
+]
 Speculative = Annotated[
     SpeculativeName,
     Meta(
@@ -220,7 +222,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 600.0
     push_kib: Annotated[
         int,
-        Meta(ge=1, description="least KiB of a head in a block that leave in one piece while others compute"),
+        Meta(
+            ge=1,
+            description="least KiB of a head in 16 tokens that leave at once while others compute",
+        ),
     ] = 128
     early_cancel_s: Annotated[
         float, Meta(gt=0, description="seconds that a cancel of a request not seen yet is remembered")

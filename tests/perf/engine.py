@@ -150,7 +150,7 @@ def settings_of(weights: WeightsName) -> TorchSettings:
 def fill_pools(*runners: TorchRunner) -> None:
     """With numbers like KV, so that no product is one of zeros."""
     for runner in runners:
-        runner.pool_NFGLKPD.normal_()
+        runner.pool_NIGLKPD.normal_()
 
 
 def main() -> None:

@@ -47,9 +47,9 @@ def prefill_step(decoder: Decoder) -> Step:
 
 
 def forward_of(decoder: Decoder, chunks: list[Chunk], num_blocks: int) -> Step:
-    pool_NFGLKPD = allocate_pool(decoder.config, num_blocks, BLOCK_SIZE, CPU, decoder.dtype)
+    pool_NIGLKPD = allocate_pool(decoder.config, num_blocks, BLOCK_SIZE, CPU, decoder.dtype)
     batch = build_batch(chunks, BLOCK_SIZE, CPU)
-    return lambda: decoder.forward(batch, pool_NFGLKPD, None)
+    return lambda: decoder.forward(batch, pool_NIGLKPD, None)
 
 
 def speedups(steps: dict[str, Step]) -> dict[str, float]:

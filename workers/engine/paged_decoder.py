@@ -18,7 +18,7 @@ class Forward(Protocol):
     """What computes a batch: a decoder, or a stage among others."""
 
     def forward(
-        self, batch: ForwardBatch, pool_NFGLKPD: torch.Tensor, on_layer: Callable[[int], None] | None
+        self, batch: ForwardBatch, pool_NIGLKPD: torch.Tensor, on_layer: Callable[[int], None] | None
     ) -> torch.Tensor:
         """See `Decoder.forward`. Who holds no head answers what it likes."""
         ...
@@ -28,9 +28,9 @@ class PagedDecoder:
     """Computes the chunks of a step. `layout` is that of the pool."""
 
     def __init__(
-        self, decoder: Forward, pool_NFGLKPD: torch.Tensor, layout: PoolLayout, layers_per_push: int
+        self, decoder: Forward, pool_NIGLKPD: torch.Tensor, layout: PoolLayout, layers_per_push: int
     ) -> None:
-        self.pool_NFGLKPD = pool_NFGLKPD
+        self.pool_NIGLKPD = pool_NIGLKPD
         self.layout = layout
         self._decoder = decoder
         self._layers_per_push = layers_per_push
@@ -45,8 +45,8 @@ class PagedDecoder:
         Raises:
             StepAbandoned: `is_wanted`, asked between two layers, said no.
         """
-        batch = build_batch(chunks, self.layout.block_size, self.pool_NFGLKPD.device)
-        return self._decoder.forward(batch, self.pool_NFGLKPD, self._between_layers(on_layers, is_wanted))
+        batch = build_batch(chunks, self.layout.block_size, self.pool_NIGLKPD.device)
+        return self._decoder.forward(batch, self.pool_NIGLKPD, self._between_layers(on_layers, is_wanted))
 
     def _between_layers(self, on_layers: OnOwnLayers | None, is_wanted: IsWanted) -> Callable[[int], None]:
         def on_layer(layer: int) -> None:
@@ -62,6 +62,6 @@ class PagedDecoder:
         return on_layer
 
     def wait_for_device(self) -> None:
-        device = self.pool_NFGLKPD.device
+        device = self.pool_NIGLKPD.device
         if device.type != "cpu":
             torch.accelerator.current_stream(device).synchronize()

@@ -13,8 +13,8 @@ from workers.model.huge_pages import map_pages
 def allocate_pool(
     config: ModelConfig, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """A zeroed pool that begins on a page, since memory is registered for transfer by pages: `[N, F, G, L, 2,
-    P, D]`, of blocks of F tiles; see `proto.layout`.
+    """A zeroed pool that begins on a page, since memory is registered for transfer by pages: `[N, I, G, L, 2,
+    P, D]`, of blocks of I tiles; see `proto.layout`.
 
     Raises: InvalidSetting when there is no memory for it.
     """
@@ -37,11 +37,11 @@ def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
     return memory[start : start + num_bytes]
 
 
-def describe_pool(pool_NFGLKPD: torch.Tensor, first_layer: int = 0, first_head: int = 0) -> PoolLayout:
+def describe_pool(pool_NIGLKPD: torch.Tensor, first_layer: int = 0, first_head: int = 0) -> PoolLayout:
     """Its layers and heads are the model's from these on."""
-    num_blocks, num_tiles, num_heads, num_layers, _, num_places, head_dim = pool_NFGLKPD.shape
+    num_blocks, num_tiles, num_heads, num_layers, _, num_places, head_dim = pool_NIGLKPD.shape
     return PoolLayout(
-        address=pool_NFGLKPD.data_ptr(),
+        address=pool_NIGLKPD.data_ptr(),
         num_blocks=num_blocks,
         block_size=num_tiles * num_places,
         first_layer=first_layer,
@@ -49,9 +49,9 @@ def describe_pool(pool_NFGLKPD: torch.Tensor, first_layer: int = 0, first_head: 
         first_head=first_head,
         num_heads=num_heads,
         head_dim=head_dim,
-        dtype=dtype_name(pool_NFGLKPD.dtype),
-        item_bytes=pool_NFGLKPD.itemsize,
-        device=str(pool_NFGLKPD.device),
+        dtype=dtype_name(pool_NIGLKPD.dtype),
+        item_bytes=pool_NIGLKPD.itemsize,
+        device=str(pool_NIGLKPD.device),
     )
 
 

@@ -46,15 +46,14 @@ class LoadedShare:
     settings: TorchSettings
 
     @property
-    def layer_bytes(self) -> int:
-        """Of one layer in one block."""
-        sizes = self.config.num_kv_heads * self.settings.block_size * self.config.head_dim
-        return 2 * sizes * self.dtype.itemsize
+    def block_bytes(self) -> int:
+        numbers = self.config.num_kv_heads * self.settings.block_size * self.config.head_dim
+        return 2 * self.config.num_layers * numbers * self.dtype.itemsize
 
     def measure(self) -> RankMemory:
         memory = _read_memory(self.device)
         log.info("the weights are loaded", extra={"device": str(self.device), **memory._asdict()})
-        return RankMemory(str(self.device), self.config.num_layers * self.layer_bytes, memory)
+        return RankMemory(str(self.device), self.block_bytes, memory)
 
     def allocate(self, num_blocks: int) -> torch.Tensor:
         """
@@ -63,15 +62,15 @@ class LoadedShare:
         """
         return allocate_pool(self.config, num_blocks, self.settings.block_size, self.device, self.dtype)
 
-    def describe(self, pool_NFGLKPD: torch.Tensor) -> PoolLayout:
-        return describe_pool(pool_NFGLKPD, self.share.layers.first, self.share.kv_heads.first)
+    def describe(self, pool_NIGLKPD: torch.Tensor) -> PoolLayout:
+        return describe_pool(pool_NIGLKPD, self.share.layers.first, self.share.kv_heads.first)
 
-    def page(self, decoder: Forward, pool_NFGLKPD: torch.Tensor) -> PagedDecoder:
+    def page(self, decoder: Forward, pool_NIGLKPD: torch.Tensor) -> PagedDecoder:
         """`decoder`, which computes with these weights, over the pool."""
-        layout = self.describe(pool_NFGLKPD)
+        layout = self.describe(pool_NIGLKPD)
         per_push = min(self.config.num_layers, -(-self.settings.push_kib * 1024 // layout.layer_bytes))
         self._say_plan(layout.num_blocks, layout.pool_bytes, per_push)
-        return PagedDecoder(decoder, pool_NFGLKPD, layout, per_push)
+        return PagedDecoder(decoder, pool_NIGLKPD, layout, per_push)
 
     def _say_plan(self, num_blocks: int, pool_bytes: int, layers_per_push: int) -> None:
         plan = TorchPlan(

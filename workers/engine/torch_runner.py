@@ -23,7 +23,7 @@ class TorchRunner:
 
     def __init__(self, decoder: PagedDecoder) -> None:
         self._decoder = decoder
-        self.pool_NFGLKPD: torch.Tensor = decoder.pool_NFGLKPD
+        self.pool_NIGLKPD: torch.Tensor = decoder.pool_NIGLKPD
         self.num_blocks = decoder.layout.num_blocks
         self.block_size = decoder.layout.block_size
         self.dtype = decoder.layout.dtype
@@ -43,7 +43,7 @@ class TorchRunner:
     def warm_up(self) -> None:
         """As `warm_up`, and leaves the pool zeroed."""
         warm_up(self)
-        self.pool_NFGLKPD[[0, self.num_blocks - 1]] = 0.0
+        self.pool_NIGLKPD[[0, self.num_blocks - 1]] = 0.0
 
 
 def chunks_of(batch: StepBatch) -> list[Chunk]:

@@ -26,7 +26,7 @@ class PoolSize(msgspec.Struct, frozen=True, kw_only=True):
 class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The same on every machine.
 
-    Units: `push_kib` is the least of a head in a block that leaves in one piece while other layers compute.
+    Units: `push_kib` is the least of a head in a tile that leaves in one piece while other layers compute.
     """
 
     device: str

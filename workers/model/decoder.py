@@ -31,7 +31,7 @@ class Decoder:
     def forward(
         self,
         batch: ForwardBatch,
-        pool_NFGLKPD: torch.Tensor,
+        pool_NIGLKPD: torch.Tensor,
         on_layer: Callable[[int], None] | None,
     ) -> torch.Tensor:
         """The logits of the wanted tokens, `logits_BV`, in float32; B may be 0. Of a whole model.
@@ -39,7 +39,7 @@ class Decoder:
         Mutates, and who has to wait before the pool is read: see `transform`.
         """
         x_TM = self.embed(batch)
-        self.transform(x_TM, batch, pool_NFGLKPD, on_layer)
+        self.transform(x_TM, batch, pool_NIGLKPD, on_layer)
         return self.read_out(x_TM, batch)
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Decoder:
         self,
         x_TM: torch.Tensor,
         batch: ForwardBatch,
-        pool_NFGLKPD: torch.Tensor,
+        pool_NIGLKPD: torch.Tensor,
         on_layer: Callable[[int], None] | None,
     ) -> None:
         """Takes the stream through the layers.
@@ -62,7 +62,7 @@ class Decoder:
         own, whoever reads the pool from elsewhere has to wait for that queue first.
         """
         work = Workspace(self.config, len(x_TM), self.dtype, x_TM.device)
-        attention = PagedAttention(batch, PoolRows(pool_NFGLKPD), work.q_THD, self.config.windows)
+        attention = PagedAttention(batch, PoolRows(pool_NIGLKPD), work.q_THD, self.config.windows)
         scale = self.config.rope.attention_factor
         turns = RopeTurns(batch.positions_T, self._frequencies, scale, self.dtype)
         for index, layer in enumerate(self._weights.layers):

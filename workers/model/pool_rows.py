@@ -1,6 +1,6 @@
 """The pool as rows, so that KV is read and written by their numbers.
 
-The pool `[N, F, G, L, 2, P, D]`, of blocks of F tiles, is seen as rows of D, the places, and of P x D, the
+The pool `[N, I, G, L, 2, P, D]`, of blocks of I tiles, is seen as rows of D, the places, and of P x D, the
 runs: what a tile holds of one head. Row numbers are worked out once a step, for layer 0. A view begins where
 a layer's keys do, or its values, so that the same numbers serve every layer and both sides.
 """
@@ -9,22 +9,22 @@ import torch
 
 
 class PoolRows:
-    """Views of `pool_NFGLKPD`, which is contiguous.
+    """Views of `pool_NIGLKPD`, which is contiguous.
 
     `keys_DR`, turned, and `values_RD` are by layer: its places in every tile, and what lies between them, of
     which there are `num_seen`.
     """
 
-    def __init__(self, pool_NFGLKPD: torch.Tensor) -> None:
+    def __init__(self, pool_NIGLKPD: torch.Tensor) -> None:
         _, self._num_tiles, self.num_kv_heads, num_layers, _, self._tile_size, self.head_dim = (
-            pool_NFGLKPD.shape
+            pool_NIGLKPD.shape
         )
         self.block_size = self._num_tiles * self._tile_size
-        self.device = pool_NFGLKPD.device
-        self.dtype = pool_NFGLKPD.dtype
-        self._runs_RX = pool_NFGLKPD.view(-1, self._tile_size * self.head_dim)
+        self.device = pool_NIGLKPD.device
+        self.dtype = pool_NIGLKPD.dtype
+        self._runs_RX = pool_NIGLKPD.view(-1, self._tile_size * self.head_dim)
         self._head_runs = num_layers * 2
-        places_RD = pool_NFGLKPD.view(-1, self.head_dim)
+        places_RD = pool_NIGLKPD.view(-1, self.head_dim)
         firsts = range(0, self._head_runs * self._tile_size, 2 * self._tile_size)
         self.num_seen = len(places_RD) - (self._head_runs - 1) * self._tile_size
         self._written_RD = [places_RD[first:] for first in firsts]
@@ -53,9 +53,9 @@ class PoolRows:
         return self._key_runs(tiles_X) * self._tile_size + (places_X % self._tile_size)[..., None]
 
     def run_rows(self, blocks_XW: torch.Tensor) -> torch.Tensor:
-        """Of the tiles of whole blocks, F W of them: `[*X, F W, 2, G]`."""
-        tiles_F = torch.arange(self._num_tiles, device=blocks_XW.device)
-        tiles_XY = (blocks_XW[..., None] * self._num_tiles + tiles_F).flatten(-2)
+        """Of the tiles of whole blocks, I W of them: `[*X, I W, 2, G]`."""
+        tiles_I = torch.arange(self._num_tiles, device=blocks_XW.device)
+        tiles_XY = (blocks_XW[..., None] * self._num_tiles + tiles_I).flatten(-2)
         keys_XYG = self._key_runs(tiles_XY)
         return torch.stack((keys_XYG, keys_XYG + 1), dim=-2)
 

@@ -76,12 +76,12 @@ def _follow(link: Link, inbox: Inbox) -> NoReturn:
         loaded = load_rank(Path(load.folder), load.grid, load.rank, load.settings)
         found = loaded.measure()
         link.send(Loaded(found.device, found.block_bytes, found.memory.total_bytes, found.memory.free_bytes))
-        pool_NFGLKPD = loaded.allocate(_take(inbox, Allocate).num_blocks)
-        layout = loaded.describe(pool_NFGLKPD)
+        pool_NIGLKPD = loaded.allocate(_take(inbox, Allocate).num_blocks)
+        layout = loaded.describe(pool_NIGLKPD)
         link.send(Ready(layout))
         meeting = open_exchange(load.grid, load.rank, Path(load.rendezvous), loaded.device, load.stall_s)
         with meeting as exchange, OrderedTransfers(link, layout):
-            decoder = loaded.page(make_stage(loaded, load.grid, exchange), pool_NFGLKPD)
+            decoder = loaded.page(make_stage(loaded, load.grid, exchange), pool_NIGLKPD)
             while True:
                 _compute(link, decoder, _take(inbox, Step))
 

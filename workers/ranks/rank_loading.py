@@ -45,10 +45,10 @@ def load_ranked_runner(folder: Path, settings: TorchSettings, crew: Crew, around
         link.send(_load_order(folder, settings, grid, rank, rendezvous, around))
     loaded = load_rank(folder, grid, 0, settings_of(settings, grid, 0))
     num_blocks = _agree(loaded, settings.pool, crew)
-    pool_NFGLKPD = loaded.allocate(num_blocks)
+    pool_NIGLKPD = loaded.allocate(num_blocks)
     others = [ready.pool for ready in crew.gather(Ready)]
     exchange = _meet(crew, rendezvous, loaded, around.stall_s)
-    own = TorchRunner(loaded.page(make_stage(loaded, grid, exchange), pool_NFGLKPD))
+    own = TorchRunner(loaded.page(make_stage(loaded, grid, exchange), pool_NIGLKPD))
     runner = RankedRunner(own, others, crew)
     warm_up(runner)
     return runner

@@ -24,10 +24,10 @@ class Stage:
 
     @torch.inference_mode()
     def forward(
-        self, batch: ForwardBatch, pool_NFGLKPD: torch.Tensor, on_layer: Callable[[int], None] | None
+        self, batch: ForwardBatch, pool_NIGLKPD: torch.Tensor, on_layer: Callable[[int], None] | None
     ) -> torch.Tensor:
         x_TM = self._enter(batch)
-        self._decoder.transform(x_TM, batch, pool_NFGLKPD, on_layer)
+        self._decoder.transform(x_TM, batch, pool_NIGLKPD, on_layer)
         if self._share.has_head:
             return self._decoder.read_out(x_TM, batch)
         self._exchange.hand_on(x_TM)

@@ -194,9 +194,9 @@ def logits_of(runner: TorchRunner, tokens: list[int]) -> torch.Tensor:
     """Of all but the last, in one pass over a pool of its own."""
     blocks = list(range(-(-len(tokens) // BLOCK)))
     chunk = Chunk(tokens, 0, blocks, len(tokens))
-    pool_NFGLKPD = torch.zeros_like(runner.pool_NFGLKPD)
-    batch = build_batch([chunk], BLOCK, pool_NFGLKPD.device)
-    logits_TV: torch.Tensor = runner._decoder._decoder.forward(batch, pool_NFGLKPD, None)
+    pool_NIGLKPD = torch.zeros_like(runner.pool_NIGLKPD)
+    batch = build_batch([chunk], BLOCK, pool_NIGLKPD.device)
+    logits_TV: torch.Tensor = runner._decoder._decoder.forward(batch, pool_NIGLKPD, None)
     return logits_TV[:-1]
 
 

@@ -51,12 +51,12 @@ def test_layers_are_announced_in_groups_each_once_its_kv_is_in_the_pool(folder: 
 
     def on_layers(_: int, first: int, count: int) -> None:
         groups.append((first, count))
-        seen.append(runner.pool_NFGLKPD[2, :, :, first : first + count].clone())
+        seen.append(runner.pool_NIGLKPD[2, :, :, first : first + count].clone())
 
     runner.run(StepBatch([row(1, list(range(3, 11)), [2], sample=None)]), on_layers)
     assert groups == [(0, 2), (2, 2), (4, 1)]
-    assert torch.equal(torch.cat(seen, dim=2), runner.pool_NFGLKPD[2])
-    assert bool(runner.pool_NFGLKPD[2].all())
+    assert torch.equal(torch.cat(seen, dim=2), runner.pool_NIGLKPD[2])
+    assert bool(runner.pool_NIGLKPD[2].all())
 
 
 def test_a_step_that_nobody_wants_is_left_between_two_layers_and_can_be_computed_anew(folder: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_step_that_nobody_wants_is_left_between_two_layers_and_can_be_computed
         runner.run(batch, lambda _, first, count: groups.append((first, count)), is_wanted)
     assert asked == [True, True, True, False]
     assert groups == [(0, 2)]
-    assert not runner.pool_NFGLKPD[[0, 1, *range(3, 24)]].any()
+    assert not runner.pool_NIGLKPD[[0, 1, *range(3, 24)]].any()
     assert runner.run(batch, None) == whole
 
 
@@ -90,14 +90,14 @@ def test_the_pool_is_described_as_it_lies(folder: Path) -> None:
     runner = load(folder, dtype="bfloat16")
     (pool,) = runner.pools
     shape = (pool.num_blocks, 1, pool.num_heads, pool.num_layers, 2, pool.block_size, pool.head_dim)
-    assert shape == (24, 1, 4, 5, 2, 8, 8) == tuple(runner.pool_NFGLKPD.shape)
+    assert shape == (24, 1, 4, 5, 2, 8, 8) == tuple(runner.pool_NIGLKPD.shape)
     assert (runner.num_blocks, runner.block_size, runner.dtype) == (24, 8, "bfloat16")
     assert (pool.dtype, pool.item_bytes, pool.device) == ("bfloat16", 2, "cpu")
     assert (pool.first_layer, pool.first_head) == (0, 0)
     assert pool.pool_bytes == math.prod(shape) * 2
-    assert pool.address == runner.pool_NFGLKPD.data_ptr()
+    assert pool.address == runner.pool_NIGLKPD.data_ptr()
     assert pool.address % 4096 == 0
-    assert not bool(runner.pool_NFGLKPD.any()), "warming up leaves nothing behind"
+    assert not bool(runner.pool_NIGLKPD.any()), "warming up leaves nothing behind"
 
 
 def test_a_sequence_with_spoiled_kv_fails_and_its_neighbours_do_not(folder: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_sequence_with_spoiled_kv_fails_and_its_neighbours_do_not(folder: Path
         for prompt, params in zip(prompts, (GREEDY, sampled, sampled), strict=True)
     ]
     whole = runner.run(StepBatch(step), None)
-    runner.pool_NFGLKPD[2, 0, 0, 0, 0, 0, 0] = math.nan
+    runner.pool_NIGLKPD[2, 0, 0, 0, 0, 0, 0] = math.nan
     found = runner.run(StepBatch(step), None)
     assert found == [whole[0], RowResult(2, failed=True), whole[2]]
 

@@ -65,8 +65,8 @@ class Checkpoint:
     def new_pool(self, num_blocks: int = NUM_BLOCKS) -> torch.Tensor:
         return allocate_pool(self.config, num_blocks, BLOCK_SIZE, CPU, torch.float32)
 
-    def logits(self, chunks: list[Chunk], pool_NFGLKPD: torch.Tensor) -> torch.Tensor:
-        return self.decoder.forward(build_batch(chunks, BLOCK_SIZE, CPU), pool_NFGLKPD, None)
+    def logits(self, chunks: list[Chunk], pool_NIGLKPD: torch.Tensor) -> torch.Tensor:
+        return self.decoder.forward(build_batch(chunks, BLOCK_SIZE, CPU), pool_NIGLKPD, None)
 
     def reference_logits(self, tokens: list[int]) -> torch.Tensor:
         """`logits_TV`, after each of the tokens."""

@@ -71,8 +71,8 @@ def test_decoding_and_prefilling_sequences_in_one_batch_give_the_logits_of_trans
 
 def test_greedy_tokens_are_those_of_transformers(checkpoint: Checkpoint) -> None:
     prompt, blocks = random_tokens(45, seed=3), scattered_blocks(1, seed=3)[0]
-    pool_NFGLKPD = checkpoint.new_pool()
-    runner = TorchRunner(PagedDecoder(checkpoint.decoder, pool_NFGLKPD, describe_pool(pool_NFGLKPD), 2))
+    pool_NIGLKPD = checkpoint.new_pool()
+    runner = TorchRunner(PagedDecoder(checkpoint.decoder, pool_NIGLKPD, describe_pool(pool_NIGLKPD), 2))
     answer: list[int] = []
     computed, step = 0, prompt
     while len(answer) < 32:

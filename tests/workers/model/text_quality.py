@@ -59,11 +59,11 @@ def load_decoder(folder: ModelFolder, kind: str) -> Decoder:
 def read_text(decoder: Decoder, tokens: list[int]) -> Reading:
     reading = Reading([], [])
     num_blocks = -(-PASSAGE_TOKENS // BLOCK_SIZE)
-    pool_NFGLKPD = allocate_pool(decoder.config, num_blocks, BLOCK_SIZE, CPU, decoder.dtype)
+    pool_NIGLKPD = allocate_pool(decoder.config, num_blocks, BLOCK_SIZE, CPU, decoder.dtype)
     for start in range(0, len(tokens), PASSAGE_TOKENS):
         passage = tokens[start : start + PASSAGE_TOKENS]
         chunk = Chunk(passage, 0, range(num_blocks), len(passage))
-        logits_TV = decoder.forward(build_batch([chunk], BLOCK_SIZE, CPU), pool_NFGLKPD, None)[:-1]
+        logits_TV = decoder.forward(build_batch([chunk], BLOCK_SIZE, CPU), pool_NIGLKPD, None)[:-1]
         said_T1 = torch.tensor(passage[1:])[:, None]
         reading.logprobs.extend(logits_TV.log_softmax(-1).gather(-1, said_T1).flatten().tolist())
         reading.likeliest.extend(logits_TV.argmax(-1).tolist())

@@ -34,7 +34,7 @@ class Found(NamedTuple):
     """The wanted logits of each step, and the pool after the last."""
 
     logits: list[torch.Tensor]
-    pool_NFGLKPD: torch.Tensor
+    pool_NIGLKPD: torch.Tensor
 
 
 def _tokens(num_tokens: int, seed: int) -> list[int]:
@@ -62,9 +62,9 @@ def compute_whole(trial: Trial) -> Found:
     """In this process, alone."""
     config = read_config(trial.folder)
     loaded = load_share(trial.folder, config, whole_of(config), trial.settings)
-    pool_NFGLKPD = loaded.allocate(NUM_BLOCKS)
-    decoder = loaded.page(Decoder(loaded.config, loaded.weights), pool_NFGLKPD)
-    return Found([decoder.compute(step, None) for step in STEPS], pool_NFGLKPD)
+    pool_NIGLKPD = loaded.allocate(NUM_BLOCKS)
+    decoder = loaded.page(Decoder(loaded.config, loaded.weights), pool_NIGLKPD)
+    return Found([decoder.compute(step, None) for step in STEPS], pool_NIGLKPD)
 
 
 def compute_ranked(grid: Grid, trials: Mapping[str, Trial], folder: Path) -> dict[str, list[Found]]:
@@ -86,10 +86,10 @@ def _run_rank(grid: Grid, rank: int, trials: dict[str, Trial], folder: Path) -> 
     with open_exchange(grid, rank, folder / "rendezvous", CPU, LIMIT_S) as exchange:
         for name, trial in trials.items():
             loaded = load_rank(trial.folder, grid, rank, trial.settings)
-            pool_NFGLKPD = loaded.allocate(NUM_BLOCKS)
-            decoder = loaded.page(make_stage(loaded, grid, exchange), pool_NFGLKPD)
+            pool_NIGLKPD = loaded.allocate(NUM_BLOCKS)
+            decoder = loaded.page(make_stage(loaded, grid, exchange), pool_NIGLKPD)
             logits = {str(number): decoder.compute(step, None).clone() for number, step in enumerate(STEPS)}
-            save_file({"pool": pool_NFGLKPD.clone(), **logits}, folder / f"{name}-{rank}")
+            save_file({"pool": pool_NIGLKPD.clone(), **logits}, folder / f"{name}-{rank}")
 
 
 def _read(folder: Path, name: str, rank: int) -> Found:

@@ -74,7 +74,7 @@ def test_more_ranks_than_kv_heads_hold_some_of_them_twice(tmp_path: Path) -> Non
     grid = Grid(4, 1)
     trial = Trial(write_tiny(tmp_path / "tiny", kv_heads=2, hidden=32, layers=2), TINY_TORCH)
     ranks = compute_ranked(grid, {"twice": trial}, tmp_path)["twice"]
-    assert torch.equal(ranks[0].pool_NFGLKPD[:, :, :, 0], ranks[1].pool_NFGLKPD[:, :, :, 0])
+    assert torch.equal(ranks[0].pool_NIGLKPD[:, :, :, 0], ranks[1].pool_NIGLKPD[:, :, :, 0])
     _assert_alike(grid, trial, ranks, compute_whole(trial))
 
 
@@ -88,7 +88,7 @@ def _assert_alike(grid: Grid, trial: Trial, ranks: list[Found], whole: Found) ->
         share = grid.share_of(rank, read_config(trial.folder))
         layers = slice(share.layers.first, share.layers.end)
         heads = slice(share.kv_heads.first, share.kv_heads.end)
-        _assert_near(trial, found.pool_NFGLKPD, whole.pool_NFGLKPD[:, :, heads, layers])
+        _assert_near(trial, found.pool_NIGLKPD, whole.pool_NIGLKPD[:, :, heads, layers])
 
 
 def _assert_near(trial: Trial, ours: torch.Tensor, theirs: torch.Tensor) -> None:

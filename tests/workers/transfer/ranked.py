@@ -53,7 +53,7 @@ def share_out(tp: int, pp: int) -> Shares:
 
 
 def random_kv(seed: int) -> Kv:
-    """Of the whole model, a pool full: [block, layer, k/v, head, place, dim]."""
+    """Of the whole model, a pool full: [block, head, layer, k/v, place, dim]."""
     shape = (NUM_BLOCKS, NUM_HEADS, NUM_LAYERS, 2, BLOCK_SIZE, HEAD_DIM)
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
