@@ -20,6 +20,7 @@ from tests.workers import client_run
 from tests.workers.client_run import Body
 from tests.workers.harness import Client, Fleet, Stream, Worker, random_prompt, until
 from tests.workers.hosts import KV_LINK, LEFT, OUR_ADDRESS, RIGHT, Hosts, NoRights, open_hosts
+from workers.transfer.nixl_agent import QUIET_S
 from workers.transfer.transfer_settings import TransferSettings
 
 PROMPT_TOKENS = 1500
@@ -228,6 +229,7 @@ def test_connections_that_have_died_cost_a_local_prefill_and_are_made_anew(
     async def body(client: Client) -> None:
         await across.fleet.wait_ready("cut-off")
         await wait_resumed(client, 3000, "cut-off")
+        await asyncio.sleep(QUIET_S)  # they die while nothing moves
         try:
             across.hosts.drop_connections()
         except NoRights as error:

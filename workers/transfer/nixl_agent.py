@@ -5,8 +5,9 @@ shared memory copies inside the call.
 
 A connection that dies while nothing moves is known to be dead once the agent has looked at it, and what is
 posted to it then is refused whole. But the library tells alike of what it refused and of what failed in the
-midst of a post, whose bytes may land. So what is posted after a while of quiet follows a look and a sign
-of life: what is refused by then is `NothingPosted`, and between these two and the post nothing is driven.
+midst of a post, whose bytes may land. So what is written after a while of quiet follows a look and a sign of
+life: what is refused by then is `NothingPosted`, and between these two and the post nothing is driven. Not so
+what is read, which lands here.
 Source: NIXL's `ucx_utils.cpp` (`checkTxState`; the state changes in the error handler, when UCX is driven).
 """
 
@@ -41,8 +42,9 @@ NIXL_ERRORS: tuple[type[Exception], ...] = tuple(
 OPEN_ERRORS: tuple[type[Exception], ...] = (*NIXL_ERRORS, RuntimeError)
 _SIGN_OF_LIFE = b"\0"
 """A notice that says nothing, and that nobody is told of."""
-QUIET_S = 0.01
-"""Since something was done, until the next post gives a sign of life, which costs some 30 microseconds."""
+QUIET_S = 10.0
+"""Since a transfer was done, until the next write gives a sign of life: the write may then wait until the
+other side has looked, which takes long where cores are few. Connections die of idleness after minutes."""
 
 
 class TransferState(Enum):
@@ -132,7 +134,8 @@ class NixlAgent:
                 self._descriptors(copies.table, remote_column, remote_device),
                 agent,
             )
-            self._check_alive(agent)
+            if operation == "WRITE":
+                self._check_alive(agent)
         except NIXL_ERRORS as error:
             raise NothingPosted(peer=agent, reason=str(error)) from error
         try:
@@ -142,8 +145,9 @@ class NixlAgent:
         return handle
 
     def _check_alive(self, agent: str) -> None:
-        """Right before a post. Raises what the library does of a connection that is known to be dead."""
-        if time.monotonic() - self._done_s.get(agent, 0.0) >= QUIET_S:
+        """Right before a write. Raises what the library does of a connection that is known to be dead."""
+        done_s = self._done_s.get(agent)
+        if done_s is not None and time.monotonic() - done_s >= QUIET_S:
             self._notices += self._look()
             self._agent.send_notif(agent, _SIGN_OF_LIFE)
 
