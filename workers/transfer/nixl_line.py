@@ -7,9 +7,8 @@
 
 Over shared memory a post is copied within the call, and one thread copies through the system at 0.64 to 0.87
 of a memcpy; two, where a core is free, at 1.0 to 1.2. The second is not waited for, neither to begin nor when
-more is to be posted. What is read is not shared: most of it is read once by a pair of
-workers, in a hand-over, and the first read of a peer takes 1.7 times as long where a second agent has to be
-connected, too.
+more is to be posted. What is read is not shared: most of it is read once by a pair of workers, in a
+hand-over, and the first read of a peer takes 1.7 times as long where a second agent has to be connected, too.
 """
 
 from collections.abc import Callable, Mapping
