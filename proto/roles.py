@@ -14,7 +14,7 @@ from typing import Literal
 
 from proto.struct import WireStruct
 
-RoleStage = Literal["serving", "draining", "handing over", "ending grants", "checking", "announcing"]
+RoleStage = Literal["serving", "handing over", "ending grants", "checking", "announcing"]
 """How far a switch is; `serving` while there is none."""
 FIRST_EPOCH = 1
 """That of a worker that was never ordered into another role."""

@@ -1,11 +1,11 @@
 """A worker takes another role, on an order that lies in the directory, while it goes on living.
 
 ```
- serving ─order─► draining ─► handing over ─► ending grants ─► checking ─► announcing ─► serving, epoch n+1
-    ▲                └──────────────┴───────────────┴──────────────┘
+ serving ─order─► handing over ─► ending grants ─► checking ─► announcing ─► serving, epoch n+1
+    ▲                   └───────────────┴──────────────┘
     └── epoch n ── it failed, or the order was taken back: given up in the directory, once that is there
 ```
-Every other part asks the one `Term` what it takes. From `draining` on that is nothing; the new epoch begins
+Every other part asks the one `Term` what it takes. From the order on that is nothing; the new epoch begins
 between two steps of the loop, once the directory has said that it may.
 """
 
@@ -19,6 +19,7 @@ from proto.roles import Role, RoleProgress, RoleStage, SwitchRole, WorkerState
 from services.backoff import Backoff
 from services.metrics import SwitchOutcome, WorkerMetrics
 from services.orders import PlacedOrder
+from services.tasks import open_tasks
 from workers.prefill_desk import PrefillDesk
 from workers.roles.letting_go import LettingGo
 from workers.roles.order_watch import OrderWatch
@@ -208,9 +209,9 @@ class RoleSwitch:
         order, term = placed.order, self._term
         term.check_takes(term.role)
         term.turn(WorkerState.DRAINING)
-        self._enter("draining")
-        await standing.announce()
-        await self._letting_go.run(order.mode, order.limit_s, self._enter)
+        async with open_tasks() as tasks:  # whoever is to move need not wait until all know of it
+            tasks.create_task(standing.announce(), name="draining card")
+            await self._letting_go.run(order.mode, order.limit_s, self._enter)
         self._enter("checking")
         await standing.begin(placed)
         if term.state is not WorkerState.DRAINING:

@@ -1,5 +1,6 @@
 """An operator who orders the workers of a mesh into other roles over its bus, and looks at how that goes."""
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
@@ -17,6 +18,7 @@ from tests.workers.harness import until
 
 ASK_S = 20.0
 PATIENT_S = 120.0
+LOOK_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Operator:
         while progress.wanted is not None:
             assert heard_s < began_s + PATIENT_S, progress
             stage, before_s = progress.stage, heard_s
+            await asyncio.sleep(LOOK_S)
             progress, heard_s = await self.ask(worker), time.monotonic()
             stage_s[stage] += heard_s - before_s
         assert (progress.role, progress.epoch, progress.state) == (role, epoch, WorkerState.READY), progress
