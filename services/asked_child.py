@@ -67,6 +67,6 @@ def start_asked_child(module: str, arguments: Sequence[str] = (), *, niceness: i
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        process_group=0,
     )
     return AskedChild(process)

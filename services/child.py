@@ -3,8 +3,10 @@
 The kernel kills the child when the *thread* that spawned it ends (`PR_SET_PDEATHSIG`), so `spawn_child` is
 called from a thread that lives as long as the process: the main one. The signal is set by a few lines of
 Python between fork and the real program, not by a `preexec_fn`, which may deadlock in a process with threads.
-A child has a session of its own: Ctrl-C in a terminal reaches the parent alone, which ends its children in
-its own order.
+A child has a process group of its own: Ctrl-C in a terminal reaches the parent alone, which ends its children
+in its own order. It stays in the session of its parent: a kernel that shares the cores out by sessions
+(CONFIG_SCHED_AUTOGROUP) heeds niceness only within one, and may leave one that has slept, as the directory's
+server has, waiting for a quarter of a second beside others that compute.
 """
 
 import asyncio
@@ -20,14 +22,11 @@ from pathlib import Path
 _STILL = "TtZX"  # states of threads: stopped, traced, ended
 
 _EXEC = """
-import contextlib, ctypes, os, sys
+import ctypes, os, sys
 parent, niceness, *argv = sys.argv[1:]
 ctypes.CDLL(None).prctl(1, 9)
 os.getppid() == int(parent) or os._exit(1)
-if int(niceness):
-    os.nice(int(niceness))
-    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as session:
-        session.write(niceness)
+os.nice(int(niceness))
 os.execvp(argv[0], argv)
 """
 
@@ -35,8 +34,7 @@ os.execvp(argv[0], argv)
 def bound_command(argv: Sequence[str | Path], *, niceness: int = 0) -> list[str]:
     """What to start in place of `argv`, so that the kernel kills it with the thread that starts it.
 
-    `niceness`: how much more than this process it yields to others. Its session must be its own: a kernel
-    that shares the cores out by sessions (CONFIG_SCHED_AUTOGROUP) heeds a process's niceness only within one.
+    `niceness`: how much more than this process it yields to others.
     """
     own = map(str, (os.getpid(), niceness))
     return [sys.executable, "-I", "-S", "-c", _EXEC, *own, *map(str, argv)]
@@ -53,7 +51,7 @@ def spawn_child(
             stdout=output,
             stderr=output,
             env=environ,
-            start_new_session=True,
+            process_group=0,
         )
 
 

@@ -240,5 +240,5 @@ def _spawn(end: socket.socket) -> subprocess.Popen[bytes]:
     with end:
         argv = [sys.executable, "-P", "-m", "workers.ranks.follower", str(end.fileno())]
         return subprocess.Popen(
-            bound_command(argv), stdin=subprocess.DEVNULL, pass_fds=[end.fileno()], start_new_session=True
+            bound_command(argv), stdin=subprocess.DEVNULL, pass_fds=[end.fileno()], process_group=0
         )

@@ -77,15 +77,9 @@ def test_it_yields_to_others() -> None:
         await _tokens(process)
         assert process.pid is not None
         assert psutil.Process(process.pid).nice() == min(19, psutil.Process().nice() + 5)
-        assert _session_niceness(process.pid) in (None, 5)
+        assert os.getsid(process.pid) == os.getsid(0)  # within which alone the kernel may heed it
 
     _run(body)
-
-
-def _session_niceness(pid: int) -> int | None:
-    """None: this kernel shares its cores out by processes alone."""
-    told = Path(f"/proc/{pid}/autogroup")
-    return int(told.read_text().split()[-1]) if told.exists() else None
 
 
 def test_a_prompt_whose_process_is_killed_has_its_tokens_and_the_next_one_another_process() -> None:
