@@ -162,10 +162,11 @@ class Books:
         return found if found is not None and not found.is_cancelled else None
 
     def _reconsider_step(self) -> None:
-        """A step that would go on for nobody's sake is abandoned."""
+        """A step that would go on for nobody's sake is abandoned. What is to be frozen gets its token first
+        where it decodes: it will wait for its next one as it is, and the step is soon over."""
         plan = self._running_plan
         if plan is not None and plan.rows:
-            asked = self._freezer.asked
+            asked = self._freezer.asked if plan.prefill_tokens else set()
             plan.is_wanted = not all(each.is_cancelled or each.name in asked for each in plan.sequences)
 
     # Others read their blocks.

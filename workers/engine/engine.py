@@ -160,8 +160,9 @@ class Engine:
     def freeze(self, sequence: str) -> bool:
         """Stops a sequence between two steps; the listener hears `is_frozen`, or how it ended.
 
-        A running step is abandoned in its midst when all of it is to be frozen, or cancelled. The sequence
-        keeps its blocks, until it is thawed or cancelled. Asked twice, heard twice. False when it is gone.
+        A running step that reads prompts is abandoned in its midst when all of it is to be frozen, or
+        cancelled; one that only decodes gives its tokens first. The sequence keeps its blocks, until it is
+        thawed or cancelled. Asked twice, heard twice. False when it is gone.
         """
         with self._changed:
             is_asked = self._books.freeze(sequence)

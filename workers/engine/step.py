@@ -13,7 +13,8 @@ from workers.engine.sequence import Sequence, SequenceKind
 class StepPlan(msgspec.Struct, eq=False):
     """`rows[i]` is the work of `sequences[i]`, with `i` as its key. `held` became complete without any work.
 
-    `is_wanted` turns False when nothing of it is: all its sequences are cancelled, or to be frozen.
+    `is_wanted` turns False when nothing of it is: all its sequences are cancelled, or to be frozen before
+    they have read their prompts.
     Units: `num_tokens` tokens in all rows, `num_drafts` those of them that are guesses, `prefill_tokens` in
     rows of more than one beside these, `scored_tokens` in those whose tokens' own log-probabilities are
     wanted.

@@ -310,16 +310,20 @@ def test_a_cancel_in_mid_step_gives_no_token_and_frees_at_the_end_of_the_step() 
     desk.assert_at_rest()
 
 
-def test_a_step_that_all_of_it_is_to_leave_is_abandoned_and_begins_anew_for_one_that_stays() -> None:
+@pytest.mark.parametrize("decodes", [False, True])
+def test_a_step_that_all_of_it_is_to_leave_ends_with_its_tokens_unless_it_reads_prompts(
+    decodes: bool,
+) -> None:
     desk = Desk()
     for name in "ab":
         desk.engine.add(spec_of(name, PROMPT))
-    desk.engine.step_once()
+    while decodes and len(desk.record.tokens) < 2:
+        desk.engine.step_once()
     num_computed, num_batches = desk.engine.load().computed_tokens, len(desk.runner.batches)
     desk.runner.during = lambda: [desk.engine.freeze(name) for name in "ab"]
     desk.engine.step_once()
-    assert len(desk.runner.batches) == num_batches
-    assert desk.engine.load().computed_tokens == num_computed
+    assert len(desk.runner.batches) == num_batches + decodes
+    assert desk.engine.load().computed_tokens == num_computed + 2 * decodes
     desk.engine.step_once()
     assert desk.record.frozen == {"a", "b"}
     desk.engine.cancel("a")

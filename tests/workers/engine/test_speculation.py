@@ -171,10 +171,11 @@ def test_an_abandoned_step_leaves_nothing_of_its_drafts() -> None:
     before = desk.engine.pin_sequence("a", 0)
     assert before is not None
     num_given = len(desk.record.tokens["a"])
-    desk.runner.during = lambda: desk.engine.freeze("a")
+    desk.engine.add(spec_of("reads", [4, 5, 6]))
+    desk.runner.during = lambda: [desk.engine.freeze(name) for name in ("a", "reads")]
     desk.engine.step_once()
     desk.engine.step_once()
-    assert desk.record.frozen == {"a"}
+    assert desk.record.frozen == {"a", "reads"}
     after = desk.engine.pin_sequence("a", 0)
     assert after is not None
     assert (after.tokens, after.num_computed) == (before.tokens, before.num_computed)
@@ -183,7 +184,7 @@ def test_an_abandoned_step_leaves_nothing_of_its_drafts() -> None:
     assert desk.runner.holds(after.blocks, after.tokens[: after.num_computed])
     for kv in (before, after):
         desk.engine.unpin(kv.blocks)
-    assert desk.engine.thaw("a")
+    assert all(desk.engine.thaw(name) for name in ("a", "reads"))
     desk.step_to_rest()
     assert desk.record.tokens["a"] == expect_tokens(spec_of("a", [1, 2, 3], max_tokens=30), 40)[0]
     desk.assert_at_rest()
