@@ -33,7 +33,7 @@ from services.asked_child import AskedChild, start_asked_child
 log = logging.getLogger(__name__)
 
 _MODULE = "frontend.text.tokenize_child"
-_NICENESS = 5
+_NICENESS = 10
 """A third of anybody's share: who wakes has the core at once, and on a full machine long prompts go on."""
 _replies = msgspec.msgpack.Decoder(Reply)
 
