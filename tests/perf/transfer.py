@@ -1,12 +1,13 @@
 """What moving KV costs: bandwidth beside a memcpy of as many bytes, and what is left when the compute ends.
 
 Run: `python -m tests.perf.transfer`. Two processes and NIXL. Bandwidth: pieces of one size, scattered over
-both pools, in posts of 4 MiB; then the pieces that a worker of the default model pushes of a chunk. Each
-round of transfers has a round of memcpy beside it, from and to other blocks of pools allocated alike, so
-that both find their memory as cold. What a memcpy copies is listed before its clock starts; what a transfer
-moves is planned within its own, as in a worker. Ratios are medians over rounds, with the quartiles and that
-of the two fastest rounds beside them: on a busy machine the last says most. Then two workers with the default
-model: prompts of 2,048 tokens, each prefilled in one and decoded in the other.
+both pools, in writes of 16 MiB, which is what 128 tokens of a model of eight billion parameters take; then
+the pieces that a worker of the default model pushes of a chunk. Each round of transfers has a round of memcpy
+beside it, from and to other blocks of pools allocated alike, so that both find their memory as cold. What a
+memcpy copies is listed before its clock starts; what a transfer moves is planned within its own, as in a
+worker. Ratios are medians over rounds, with the quartiles and that of the two fastest rounds beside them: on
+a busy machine the last says most. Then two workers with the default model: prompts of 2,048 tokens, each
+prefilled in one and decoded in the other.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ from workers.transfer.push import Push
 from workers.transfer.transfer_thread import TransferThread
 
 PIECE_KIB = (16, 64, 128, 256, 1024)
-POST_BYTES = 4 * 2**20
+POST_BYTES = 16 * 2**20
 ROUND_BYTES = 64 * 2**20
 POOL_BYTES = 256 * 2**20
 NUM_ROUNDS = 15
@@ -156,7 +157,6 @@ class Bench:
         size, layers = BLOCK_SIZE * self._shape.num_blocks_a_post, LayerRange(0, self._shape.num_layers)
         for number, blocks in enumerate(posts):
             push.write(0, number * size, (number + 1) * size, blocks.sources, layers)
-            time.sleep(0)  # an engine computes between two writes, and leaves the interpreter free
 
     def _push(self, targets: Sequence[int]) -> Push:
         def fail(fault: KvmeshError) -> None:

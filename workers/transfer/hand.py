@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from proto.errors import KvmeshError
+from proto.errors import InternalFault, KvmeshError
 from workers.transfer.nixl_agent import NixlAgent, TransferState
 from workers.transfer.shared_post import SharedPost
 
@@ -21,6 +21,9 @@ class Hand:
                 handle = self._agent.post(post.operation, post.agent, copies, post.remote_device)
             except KvmeshError as error:
                 post.end(error)
+            except Exception:  # ours to mend; until then it ends the thread, and nobody awaits the portion
+                post.end(InternalFault(reason="a transfer could not be posted"))
+                raise
             else:
                 self.moving.setdefault(post, []).append(handle)
                 self.look_at(post)

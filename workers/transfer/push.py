@@ -98,8 +98,7 @@ class Push:
 
     def _send(self, rank: int, numbers: Sequence[int], blocks: Sequence[int], layers: LayerRange) -> None:
         """`blocks` are those of the sequence with these numbers. A thread that computes waits for it."""
-        targets = [self._grant.blocks[number - self._first] for number in numbers]
-        transfers = self._plan(rank, BlockPairs(blocks, targets), layers)
+        transfers = self._plan(rank, BlockPairs(blocks, self._targets(numbers)), layers)
         with self._lock:
             if self._is_stopped or self._fault is not None:
                 return
@@ -111,6 +110,12 @@ class Push:
             self.num_bytes += sum(transfer.num_bytes for transfer in transfers)
         for transfer in transfers:
             self._own.ranks[rank].transfers.submit(transfer)
+
+    def _targets(self, numbers: Sequence[int]) -> Sequence[int]:
+        granted, first = self._grant.blocks, self._first
+        if isinstance(numbers, range):
+            return granted[numbers.start - first : numbers.stop - first]
+        return [granted[number - first] for number in numbers]
 
     def _plan(self, rank: int, blocks: BlockPairs, layers: LayerRange) -> list[Transfer]:
         """One to each rank of the peer that has some of it."""

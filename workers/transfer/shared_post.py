@@ -2,8 +2,9 @@
 
 ```
  copies   [ first hand ][ second hand ][ second ][ first ][ … ]
-           a half        a half of what was left, and so on down to `portion_bytes`
+           a third       a third of what was left, and so on down to `portion_bytes`
 ```
+A half would leave whoever is slower, since the other has a core to itself, with the last portion alone.
 """
 
 import threading
@@ -55,7 +56,7 @@ class SharedPost:
 
     def _end_of_portion(self, first: int) -> int:
         ends_X = np.cumsum(self._copies.table[first:, 2])
-        portion_bytes = max(self._left_bytes // 2, self._portion_bytes)
+        portion_bytes = max(self._left_bytes // 3, self._portion_bytes)
         return first + int(np.searchsorted(ends_X, portion_bytes)) + 1
 
     def end(self, fault: KvmeshError | None) -> None:

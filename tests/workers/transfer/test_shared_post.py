@@ -5,8 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proto.errors import KvmeshError, NothingPosted, PeerGone
+from proto.errors import InternalFault, KvmeshError, NothingPosted, PeerGone
+from tests.proto.pool_layouts import make_pool
 from workers.transfer.copy_plan import Copies, Copy
+from workers.transfer.hand import Hand
+from workers.transfer.nixl_agent import NixlAgent
 from workers.transfer.shared_post import SharedPost
 
 
@@ -25,7 +28,7 @@ def take_all(post: SharedPost) -> list[list[Copy]]:
 
 
 @given(st.lists(st.integers(1, 9), max_size=40), st.integers(1, 100))
-def test_portions_are_all_of_it_in_order_each_half_of_what_was_left(
+def test_portions_are_all_of_it_in_order_each_a_third_of_what_was_left(
     sizes: list[int], portion_bytes: int
 ) -> None:
     post = shared(sizes, portion_bytes)
@@ -35,7 +38,7 @@ def test_portions_are_all_of_it_in_order_each_half_of_what_was_left(
     left = sum(sizes)
     for portion in portions:
         taken = sum(copy.num_bytes for copy in portion)
-        wanted = min(left, max(left // 2, portion_bytes))
+        wanted = min(left, max(left // 3, portion_bytes))
         assert wanted <= taken < wanted + 9
         left -= taken
     assert post.is_over and post.fault is None
@@ -67,6 +70,15 @@ def test_after_a_fault_no_more_of_it_is_begun_and_what_moves_is_waited_for() -> 
     seen.append(post.is_over)
     assert seen == [False, True]
     assert isinstance(post.fault, PeerGone)
+
+
+def test_a_portion_that_its_hand_breaks_over_has_failed_and_is_not_awaited() -> None:
+    post = shared([4] * 8, 4)
+    hand = Hand(NixlAgent("never opened", make_pool()))
+    with pytest.raises(AttributeError):
+        hand.carry(post)
+    assert post.is_over
+    assert isinstance(post.fault, InternalFault)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
