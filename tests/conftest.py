@@ -17,6 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # UCX takes the fastest link, even between processes of one host: what is connected over one that another test
 # makes (see tests/workers/hosts.py) hangs when that is gone
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
+# A server promises each of the many namespaces all that it may keep, up to three quarters of the free disk.
+os.environ.setdefault("KVMESH_OBJECTS_MAX_BYTES", str(2**26))
 
 # a pause of the machine is no finding
 settings.register_profile("kvmesh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
