@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _MODULE = "frontend.text.tokenize_child"
 _NICENESS = 10
-"""A third of anybody's share: who wakes has the core at once, and on a full machine long prompts go on."""
+"""A tenth of anybody's share: who wakes has the core at once, and on a full machine long prompts go on."""
 _replies = msgspec.msgpack.Decoder(Reply)
 
 
